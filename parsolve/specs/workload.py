@@ -1,0 +1,51 @@
+"""What is trained and how it is launched: batch, sequence, precision, optimizer, framework."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from parsolve.specs.base import Bytes, Count, Spec
+
+Framework = Literal["megatron", "deepspeed", "generic"]
+Precision = Literal["bf16", "fp16", "fp8"]
+Optimizer = Literal["adam", "sgd"]
+
+
+class Recompute(IntEnum):
+    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers."""
+
+    NONE = 0
+    SELECTIVE = 1
+    FULL = 2
+
+
+class Workload(Spec):
+    """The convergence inputs (batch, sequence, precision) and what the launcher may use.
+
+    Exactly one of ``gbs`` (sequences) and ``gbs_tokens`` (tokens) is given. A token target is met by the smallest
+    reachable batch at or above it; ``gbs_tolerance`` (a fraction) allows any batch within the band around the target.
+    ``sequence_parallel`` None means the framework's default. ``memory_reserve`` is taken off every GPU.
+    """
+
+    seq_len: Count
+    gbs: Count | None = None
+    gbs_tokens: Count | None = None
+    gbs_tolerance: float | None = Field(default=None, ge=0, lt=1)
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adam"
+    framework: Framework = "megatron"
+    framework_version: str | None = None
+    recompute: tuple[Recompute, ...] = tuple(Recompute)
+    sequence_parallel: bool | None = None
+    memory_reserve: Bytes = 0
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Workload:
+        if (self.gbs is None) == (self.gbs_tokens is None):
+            raise ValueError("give exactly one of gbs (sequences) and gbs_tokens (tokens)")
+        if not self.recompute:
+            raise ValueError("recompute must allow at least one of none, selective, full")
+        return self

@@ -1,0 +1,121 @@
+"""Human units in, SI base units inside: bytes, bytes/s, seconds, FLOP/s, tokens; and back for printing."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from parsolve.errors import SpecError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
+_NUMBER = r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
+_PREFIX = r"([kKmMgGtTpP]i?)?"
+
+
+def _finite(value: float, text: object, where: str | None) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise SpecError(f"{text!r} must be a finite number that is not negative", where)
+    return value
+
+
+def _scale(prefix: str | None) -> float:
+    key = (prefix or "").lower()
+    return _BINARY[key] if key in _BINARY else _DECIMAL[key]
+
+
+def _parse(text: object, unit: str, example: str, where: str | None) -> tuple[float, str]:
+    """Number times prefix, and the unit's own spelling (``B`` or ``b`` tell bytes from bits)."""
+    if isinstance(text, bool) or not isinstance(text, (int, float, str)):
+        raise SpecError(f"expected a quantity such as {example}, got {text!r}", where)
+    if isinstance(text, (int, float)):
+        return _finite(float(text), text, where), ""
+    match = re.match(_NUMBER + _PREFIX + unit + r"\s*$", text)
+    if not match:
+        raise SpecError(f"cannot read {text!r}; write it like {example}", where)
+    number, prefix, *rest = match.groups()
+    return _finite(float(number) * _scale(prefix), text, where), (rest[0] or "") if rest else ""
+
+
+def parse_bytes(text: object, where: str | None = None) -> int:
+    """``80GB`` is 80e9, ``80GiB`` is 80*2**30, a bare number is bytes."""
+    value, unit = _parse(text, r"([bB])?", "80GiB, 80GB or a number of bytes", where)
+    if unit == "b":
+        raise SpecError(f"{text!r} is in bits; write bytes with a capital B", where)
+    return round(value)
+
+
+def parse_rate(text: object, where: str | None = None) -> float:
+    """Bytes per second and direction: ``400Gb/s`` (bits) is 50e9, ``450GB/s`` is 450e9; a bare number is bytes/s."""
+    value, unit = _parse(text, r"([bB])(?:/s|ps)", "400Gb/s (bits), 50GB/s (bytes) or a number of bytes/s", where)
+    return value / 8.0 if unit == "b" else value
+
+
+def parse_flops(text: object, where: str | None = None) -> float:
+    """``989TFLOPS`` is 989e12; a bare number is FLOP/s."""
+    return _parse(text, r"(?:FLOPS|FLOP/s|flops|F)", "989TFLOPS or a number of FLOP/s", where)[0]
+
+
+def parse_seconds(text: object, where: str | None = None) -> float:
+    """``5us``, ``3ms``, ``30s``, ``2min``, ``1h``; a bare number is seconds."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return _finite(float(text), text, where)
+    match = re.match(_NUMBER + r"(ns|us|µs|ms|s|min|h)?\s*$", text) if isinstance(text, str) else None
+    if not match:
+        raise SpecError(f"cannot read {text!r} as a time; write it like 5us, 3ms, 30s or 2min", where)
+    scale = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    return _finite(float(match[1]) * scale[match[2] or "s"], text, where)
+
+
+def parse_count(text: object, where: str | None = None) -> int:
+    """A whole number of tokens, sequences, …: ``4M`` is 4,000,000, ``1.5T`` is 1.5e12."""
+    if isinstance(text, str):
+        match = re.match(_NUMBER + r"([kKmMgGbBtT])?\s*$", text.replace(",", "").replace("_", ""))
+        if not match:
+            raise SpecError(f"cannot read {text!r} as a count; write it like 1024, 4M or 1.5T", where)
+        value = float(match[1]) * _DECIMAL[{"b": "g"}.get((match[2] or "").lower(), (match[2] or "").lower())]
+    else:
+        value = _parse(text, r"", "1024 or 4M", where)[0]
+    if value != round(value):
+        raise SpecError(f"{text!r} is not a whole number", where)
+    return round(_finite(value, text, where))
+
+
+def parse_fraction(text: object, where: str | None = None) -> float:
+    """``10%`` and ``0.1`` are 0.1."""
+    if isinstance(text, str) and text.strip().endswith("%"):
+        value = _parse(text.strip()[:-1], "", "10% or 0.1", where)[0] / 100.0
+    else:
+        value = _parse(text, "", "10% or 0.1", where)[0]
+    if value >= 1.0:
+        raise SpecError(f"{text!r} must be below 100%", where)
+    return value
+
+
+def format_bytes(value: float) -> str:
+    """GiB with two decimals from 0.1 GiB up, else MiB."""
+    return f"{value / 2**30:.2f} GiB" if abs(value) >= 2**30 / 10 else f"{value / 2**20:.1f} MiB"
+
+
+def format_seconds(value: float) -> str:
+    """Three significant digits in s, ms or µs."""
+    if value == 0:
+        return "0 s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= scale or unit == "µs":
+            digits = max(0, 2 - math.floor(math.log10(abs(value) / scale)))
+            return f"{value / scale:.{min(digits, 3)}f} {unit}"
+    raise AssertionError
+
+
+def format_rate(value: float) -> str:
+    """GB/s per direction."""
+    return f"{value / 1e9:g} GB/s"
+
+
+def format_count(value: float) -> str:
+    """8.03e9 as ``8.03 B`` and so on, for parameters and tokens."""
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:g}"
