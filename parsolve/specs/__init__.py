@@ -2,6 +2,7 @@
 
 from parsolve.specs.cluster import Cluster, Gpu, Network
 from parsolve.specs.model import MLA, Model, MoE
+from parsolve.specs.profile import Profile
 from parsolve.specs.workload import Framework, Precision, Recompute, Workload
 
-__all__ = ["MLA", "Cluster", "Framework", "Gpu", "MoE", "Model", "Network", "Precision", "Recompute", "Workload"]
+__all__ = ["MLA", "Cluster", "Framework", "Gpu", "MoE", "Model", "Network", "Precision", "Profile", "Recompute", "Workload"]

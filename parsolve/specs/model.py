@@ -14,7 +14,8 @@ class MoE(Spec):
 
     ``shared_ffn_size`` is the total width of the shared experts (0: none); ``shared_gate`` adds the Qwen2-MoE gate
     vector. ``expert_bias`` is a bias vector on every expert matrix (gpt-oss); ``router_bias`` a learned bias of the
-    router. ``score_correction_bias`` is DeepSeek-V3's balancing bias: a buffer, not counted as parameters.
+    router. ``score_correction_bias`` is DeepSeek-V3's balancing bias: a buffer, not counted as parameters unless
+    ``score_correction_params`` (Ernie 4.5 stores it as one).
     """
 
     num_experts: Count
@@ -26,6 +27,7 @@ class MoE(Spec):
     expert_bias: bool = False
     router_bias: bool = False
     score_correction_bias: bool = False
+    score_correction_params: bool = False
     router_score: Literal["softmax", "sigmoid"] = "softmax"
     num_groups: int | None = Field(default=None, gt=0, description="router groups for node-limited routing")
     group_top_k: int | None = Field(default=None, gt=0)
@@ -207,7 +209,10 @@ class Model(Spec):
     @property
     def router_params(self) -> int:
         """The router of one MoE layer."""
-        return self.moe.num_experts * (self.hidden_size + int(self.moe.router_bias)) if self.moe else 0
+        if self.moe is None:
+            return 0
+        vectors = int(self.moe.router_bias) + int(self.moe.score_correction_params)
+        return self.moe.num_experts * (self.hidden_size + vectors)
 
     @property
     def shared_expert_params(self) -> int:

@@ -1,0 +1,231 @@
+"""Memory of the worst stage: states, activations in flight, logits, and what lies outside the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parsolve.functions import Count, Limit, Part, StageMax, Term, term
+from parsolve.objectives import counts, parameters
+from parsolve.objectives.compute import token_share, tokens
+from parsolve.problem import Instance
+from parsolve.specs import Recompute
+
+WEIGHT_BYTES = 2.0
+FP8_WEIGHT_BYTES = 2.0
+"""fp8 runs keep a cast and a transposed cast of every matrix beside the 16-bit weights."""
+
+
+def _bytes_per_parameter(p: Instance, zero: Any, shards: Any) -> tuple[Any, Any, Any]:
+    """Weights, gradients, optimizer states on one rank, bytes per parameter held.
+
+    Megatron bf16: 2 + 4 + 12 = 18, with the distributed optimizer 6 + 12/shards; 16-bit gradients: 2 + 2 + 12.
+    ZeRO-1 shards the optimizer, 2 also gradients, 3 also weights. Source: Rajbhandari et al. 2020.
+    """
+    one = np.ones_like(shards, dtype=float)
+    weights = WEIGHT_BYTES + (FP8_WEIGHT_BYTES if p.workload.precision == "fp8" else 0.0)
+    return (
+        weights / np.where(zero >= 3, shards, one),
+        p.gradient_bytes / np.where(zero >= 2, shards, one),
+        p.optimizer_bytes / np.where(zero >= 1, shards, one),
+    )
+
+
+def _dense_states(name: str, params: Callable[[Instance, Any], Any], what: str) -> tuple[Term, Term, Term]:
+    def make(index: int, label: str) -> Term:
+        def states(p: Instance, *, tp: Any, shards: Any, zero: Any) -> Any:
+            return params(p, tp) * _bytes_per_parameter(p, zero, shards)[index]
+
+        states.__doc__ = f"{label.capitalize()} of {what} on one rank, sharded over dp*cp by the ZeRO stage, bytes."
+        return term(unit="B", label=label, source="Rajbhandari et al. 2020 (ZeRO)", name=f"{name}_{label}")(states)
+
+    return make(0, "parameters"), make(1, "gradients"), make(2, "optimizer")
+
+
+def _expert_states(index: int, label: str) -> Term:
+    def states(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
+        return parameters.expert_layer_params(p, etp, ep) * _bytes_per_parameter(p, zero, edp)[index]
+
+    states.__doc__ = f"{label.capitalize()} of one layer's routed experts on one rank, sharded over edp, bytes."
+    return term(unit="B", label=label, source="Rajbhandari et al. 2020 (ZeRO)", name=f"expert_{label}")(states)
+
+
+DENSE_LAYER_STATES = _dense_states("dense_layer", parameters.dense_layer_params, "one dense layer")
+MOE_LAYER_STATES = _dense_states(
+    "moe_layer", parameters.moe_layer_dense_params, "one MoE layer without its routed experts"
+)
+EXPERT_STATES = (
+    _expert_states(0, "parameters"),
+    _expert_states(1, "gradients"),
+    _expert_states(2, "optimizer"),
+)
+EMBEDDING_STATES = _dense_states("embedding", parameters.embedding_params, "the embedding")
+HEAD_STATES = _dense_states("head", parameters.head_params, "the output layer")
+TIED_HEAD_STATES = _dense_states("tied_head", parameters.tied_head_params, "the final norm beside a tied embedding")
+
+
+def _attention_bytes(p: Instance, tp: Any) -> Any:
+    """Saved by attention and its norm per token, 2-byte elements: norm input and output, q, k, v, output.
+
+    With h = a*k this is Korthikanti et al. 2022's 11*s*b*h part (8 token-divided, 3 more with dropout).
+    """
+    model = p.model
+    a, shared = model.num_heads / tp, token_share(p, tp)
+    saved = 4.0 * model.hidden_size * shared + 2.0 * a * model.v_head_size
+    if model.mla is None:
+        saved = saved + 2.0 * model.head_dim * (a + 2.0 * parameters.kv_heads_per_rank(p, tp))
+    else:
+        latent = (model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+        saved = saved + 2.0 * a * (2.0 * model.qk_head_size + model.v_head_size) + 4.0 * latent * shared
+    return saved
+
+
+def _score_bytes(p: Instance, tp: Any, cp: Any) -> Any:
+    """Unfused attention keeps softmax, mask and dropout of the scores: 5*a*s/tp bytes a token; fused: row sums."""
+    heads = p.model.num_heads / tp
+    return 4.0 * heads + 0.0 * cp if p.flash_attention else 5.0 * heads * p.seq_len + 0.0 * cp
+
+
+def _mlp_bytes(p: Instance, width: Any, shared: Any) -> Any:
+    """Saved by an MLP of ``width`` and its norm per token: norm input and output, products, activation."""
+    columns = 2.0 if p.model.gated_mlp else 1.0
+    return 4.0 * p.model.hidden_size * shared + 2.0 * width * (columns + 1.0)
+
+
+def _checkpoint(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """The input of a layer, kept when the layer is recomputed: 2 bytes x hidden a token."""
+    return 2.0 * tokens(p, cp, mbs) * p.model.hidden_size * token_share(p, tp)
+
+
+def _attention_saved(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    scores = np.where(recompute == Recompute.NONE, _score_bytes(p, tp, cp), 0.0)
+    return tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
+
+
+def _dense_mlp_saved(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    return tokens(p, cp, mbs) * _mlp_bytes(p, p.model.ffn_size / tp, token_share(p, tp))
+
+
+def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+    """Router, dispatched copies, expert products and outputs on the fullest rank, plus shared experts."""
+    moe, model = p.model.moe, p.model
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, etp, mbs).shape)
+    rows = tokens(p, cp, mbs)
+    copies = rows / tp * moe.top_k * p.profile.expert_imbalance
+    columns = 2.0 if model.gated_mlp else 1.0
+    routed = copies * (4.0 * model.hidden_size * etp + 2.0 * moe.ffn_size * (columns + 1.0))
+    router = rows * token_share(p, tp) * (4.0 * model.hidden_size + 8.0 * moe.num_experts)
+    shared = rows * 2.0 * moe.shared_ffn_size / tp * (columns + 1.0)
+    return routed + router + shared
+
+
+KORTHIKANTI = "Korthikanti et al. 2022, section 4, counted per tensor"
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """Kept for the backward pass of one dense layer and microbatch, bytes; whole-layer recomputation: its input."""
+    full = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    return np.where(recompute == Recompute.FULL, _checkpoint(p, tp, cp, mbs), full)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
+    full = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+    return np.where(recompute == Recompute.FULL, _checkpoint(p, tp, cp, mbs), full)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """One dense layer rebuilt at a time when layers are recomputed, bytes (0 otherwise)."""
+    full = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    return np.where(recompute == Recompute.FULL, full, 0.0)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """One MoE layer rebuilt at a time when layers are recomputed, bytes (0 otherwise)."""
+    full = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+    return np.where(recompute == Recompute.FULL, full, 0.0)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def embedding_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """The embedding's output of one microbatch, bytes."""
+    return _checkpoint(p, tp, cp, mbs)
+
+
+@term(unit="B", label="logits", source="vocabulary-parallel cross-entropy: 16-bit logits, fp32 copy and gradient")
+def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Logits of one microbatch on the last stage: tokens*V/tp*(2+4+4) bytes."""
+    return tokens(p, cp, mbs) * parameters.padded_vocab(p, tp) / tp * 10.0
+
+
+@term(unit="B", label="gathered", source="FSDP keeps the layer in use and the next one gathered")
+def gathered_dense_layers(p: Instance, *, tp: Any, zero: Any) -> Any:
+    """Two gathered dense layers under ZeRO-3, bytes."""
+    return np.where(zero >= 3, 2.0 * WEIGHT_BYTES * parameters.dense_layer_params(p, tp), 0.0)
+
+
+@term(unit="B", label="gathered", source="FSDP keeps the layer in use and the next one gathered")
+def gathered_moe_layers(p: Instance, *, tp: Any, ep: Any, etp: Any, zero: Any) -> Any:
+    """Two gathered MoE layers under ZeRO-3, bytes."""
+    layer = parameters.moe_layer_dense_params(p, tp) + parameters.expert_layer_params(p, etp, ep)
+    return np.where(zero >= 3, 2.0 * WEIGHT_BYTES * layer, 0.0)
+
+
+@term(unit="B", label="outside", source="profile: outside_bytes")
+def outside_tensors(p: Instance) -> Any:
+    """CUDA context, NCCL buffers, workspaces, bytes."""
+    return float(p.profile.outside_bytes)
+
+
+@term(unit="1", source="profile: fragmentation")
+def fragmentation(p: Instance) -> Any:
+    """The allocator's loss as a share of the activations."""
+    return p.profile.fragmentation
+
+
+def stage_memory(p: Instance) -> StageMax:
+    """All bytes of a rank on its pipeline stage; the worst stage decides."""
+    states: list[tuple[tuple[Term, ...], Count]] = [
+        (EMBEDDING_STATES, counts.is_first),
+        (HEAD_STATES, counts.has_own_head),
+        (TIED_HEAD_STATES, counts.has_shared_head),
+    ]
+    activations: list[tuple[Term, Count]] = [(embedding_activations, counts.embeddings_in_flight)]
+    gathered: list[tuple[Term, Count]] = []
+    if p.model.num_dense_layers:
+        states.append((DENSE_LAYER_STATES, counts.dense_layers))
+        activations.append((dense_layer_activations, counts.dense_layers_in_flight))
+        activations.append((dense_working_set, counts.holds_dense))
+        gathered.append((gathered_dense_layers, counts.holds_dense))
+    if p.model.num_moe_layers:
+        states += [(MOE_LAYER_STATES, counts.moe_layers), (EXPERT_STATES, counts.moe_layers)]
+        activations.append((moe_layer_activations, counts.moe_layers_in_flight))
+        activations.append((moe_working_set, counts.holds_moe))
+        gathered.append((gathered_moe_layers, counts.holds_moe))
+    parts = [Part(t, here) for terms, here in states for t in terms]
+    parts += [Part(t, here) for t, here in activations]
+    parts.append(Part(logits, counts.is_last))
+    parts += [Part(t, here, fragmentation, label="fragmentation") for t, here in activations]
+    parts.append(Part(logits, counts.is_last, fragmentation, label="fragmentation"))
+    parts += [Part(t, here) for t, here in gathered]
+    parts.append(Part(outside_tensors))
+    return StageMax("memory", tuple(parts))
+
+
+memory = Limit(
+    name="memory",
+    quantity=stage_memory,
+    budget=lambda p: p.usable_bytes,
+    message="the worst stage needs {value:.2f} GiB, {excess:.2f} GiB more than the {budget:.2f} GiB of a {p.cluster.gpu.name}",
+    doc=stage_memory.__doc__ or "",
+    source="driver-visible bytes less --memory-reserve",
+)
+
+LIMITS = (memory,)

@@ -1,0 +1,87 @@
+"""Pipeline parallelism: how layers are cut into stages and virtual chunks, and what the interleaved schedule needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parsolve.functions import rule
+from parsolve.problem import Instance
+
+LAYOUT_SINCE = (0, 13)
+
+
+@rule("the layer cut is for another pp than {pp}", role="grid")
+def split_ranks(p: Instance, *, split: Any, pp: Any) -> Any:
+    """A cut belongs to one pipeline size."""
+    return p.splits.pp[split] == pp
+
+
+@rule("the layer cut is for another vpp than {vpp}", role="grid")
+def split_chunks(p: Instance, *, split: Any, vpp: Any) -> Any:
+    """A cut belongs to one number of virtual chunks."""
+    return p.splits.vpp[split] == vpp
+
+
+@rule("vpp={vpp} without a pipeline (pp={pp}): use vpp=1", role="canonical")
+def chunks_need_pipeline(p: Instance, *, pp: Any, vpp: Any) -> Any:
+    """Virtual chunks only mean something between several stages."""
+    return (vpp == 1) | (pp > 1)
+
+
+@rule(
+    "pp={pp}, vpp={vpp} makes more chunks than the {p.model.num_layers} layers",
+)
+def enough_layers(p: Instance, *, pp: Any, vpp: Any) -> Any:
+    """Every chunk holds at least one layer on average."""
+    return pp * vpp <= p.model.num_layers
+
+
+@rule(
+    "the {p.model.num_layers} layers are cut into stages in a way that {p.framework} {p.problem.framework_version} "
+    "cannot spell: {p.splits.texts[0]}; choose a pp*vpp that divides them, or give layers_per_stage",
+)
+def layers_divide(p: Instance, *, split: Any) -> Any:
+    """A cut that the launcher can spell: even, or one of its uneven forms.
+
+    Megatron-LM: first/last layer counts, embedding or loss counted as a layer, from 0.13 on any layout string.
+    DeepSpeed: even. Generic: even, else balanced. Source: transformer_config.py, pipeline_parallel_layer_layout.py.
+    """
+    if p.framework == "megatron":
+        return p.splits.spelt[split] & ((p.splits.kinds[split] != "layout") | (p.version >= LAYOUT_SINCE))
+    if p.framework == "deepspeed":
+        return p.splits.kinds[split] == "even"
+    return p.splits.spelt[split]
+
+
+@rule(
+    "vpp={vpp} with pp={pp} needs grad_acc to be a multiple of pp (and so at least pp): it is {grad_acc}."
+    " Raise the batch, lower dp, mbs or pp, or use vpp=1",
+    name="microbatch_group",
+    source="Megatron-Core schedules.py: pp <= group <= microbatches, microbatches % group == 0 or >= pp",
+)
+def microbatch_group(p: Instance, *, pp: Any, vpp: Any, grad_acc: Any) -> Any:
+    """Interleaved 1F1B works on groups of pp microbatches."""
+    return (vpp == 1) | (grad_acc % pp == 0)
+
+
+@rule(
+    "vpp={vpp}: DeepSpeed's pipeline engine has no virtual stages; use vpp=1",
+    frameworks=("deepspeed",),
+    source="DeepSpeed runtime/pipe: one model chunk per stage",
+)
+def no_virtual_stages(p: Instance, *, vpp: Any) -> Any:
+    """DeepSpeed has no interleaved schedule."""
+    return np.asarray(vpp) == 1
+
+
+RULES = (
+    split_ranks,
+    split_chunks,
+    chunks_need_pipeline,
+    enough_layers,
+    layers_divide,
+    microbatch_group,
+    no_virtual_stages,
+)

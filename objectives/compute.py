@@ -1,0 +1,155 @@
+"""Compute of one layer, the embedding and the output layer for one microbatch: forward, backward and recomputation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parsolve.functions import term
+from parsolve.objectives.parameters import kv_heads_per_rank, padded_vocab
+from parsolve.objectives.roofline import matmul_time, streaming_time
+from parsolve.problem import Instance
+from parsolve.specs import Recompute
+
+
+def tokens(p: Instance, cp: Any, mbs: Any) -> Any:
+    """Tokens that a rank's matrix products see per microbatch: mbs*s/cp."""
+    return mbs * p.seq_len / cp
+
+
+def token_share(p: Instance, tp: Any) -> Any:
+    """Share of the tokens in token-wise operations: 1/tp with sequence parallelism, else 1."""
+    return 1.0 / tp if p.sequence_parallel else np.ones_like(tp, dtype=float)
+
+
+def passes(recompute: Any) -> Any:
+    """Forward-equivalents of a matrix product: forward 1 + backward 2 + 1 when whole layers are recomputed."""
+    return 3.0 + (recompute == Recompute.FULL)
+
+
+def _attention_projections_forward(p: Instance, tp: Any, rows: Any) -> Any:
+    model = p.model
+    h, a = model.hidden_size, model.num_heads
+    if model.mla is None:
+        k = model.head_dim
+        qkv = matmul_time(p, rows, (a / tp + 2 * kv_heads_per_rank(p, tp)) * k, h)
+        return qkv + matmul_time(p, rows, h, a / tp * k)
+    mla = model.mla
+    shared_rows = rows * token_share(p, tp)
+    down = matmul_time(p, shared_rows, mla.kv_lora_rank + mla.qk_rope_head_dim, h)
+    if mla.q_lora_rank:
+        down = down + matmul_time(p, shared_rows, mla.q_lora_rank, h)
+    query = matmul_time(p, rows, a / tp * model.qk_head_size, mla.q_lora_rank or h)
+    up = matmul_time(p, rows, a / tp * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank)
+    return down + query + up + matmul_time(p, rows, h, a / tp * mla.v_head_dim)
+
+
+@term(label="compute", source="roofline, Williams et al. 2009")
+def attention_projections(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """Query, key, value and output projections of one layer and microbatch (forward + 2x backward), s."""
+    return _attention_projections_forward(p, tp, tokens(p, cp, mbs)) * passes(recompute)
+
+
+@term(label="attention", source="Dao 2023 (FlashAttention-2): backward is 2.5x the forward's FLOPs")
+def attention_core(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """Scores and weighted values of one layer and microbatch, s.
+
+    Forward FLOPs: 2*tokens*attended keys*heads/tp*(qk + v head size); any recomputation repeats the forward.
+    A ring over cp ranks takes cp kernels, and each block after the first rescales the output in fp32.
+    Without fused kernels the score matrix passes through memory five times at two bytes.
+    """
+    model, profile = p.model, p.profile
+    rows = tokens(p, cp, mbs)
+    flops = 2.0 * rows * p.mean_attended * model.num_heads / tp * (model.qk_head_size + model.v_head_size)
+    again = (recompute != Recompute.NONE) * 1.0
+    if p.flash_attention:
+        forward = flops / (p.half_peak * profile.attention_efficiency)
+        backward = 2.5 * flops / (p.half_peak * profile.attention_backward_efficiency)
+        blocks = np.ones_like(cp, dtype=float) if p.framework == "deepspeed" else 1.0 * cp
+        rescale = 8.0 * rows * model.num_heads / tp * model.v_head_size * (blocks - 1.0)
+        merge = streaming_time(p, rescale, 0) + blocks * profile.kernel_overhead
+        return forward * (1.0 + again) + backward + merge * (3.0 + again)
+    # unfused kernels compute the full square and stream the scores
+    forward = 2.0 * flops / (p.half_peak * profile.gemm_efficiency)
+    scores = 2.0 * rows * p.seq_len * model.num_heads / tp
+    return (3.0 + again) * (forward + streaming_time(p, 5.0 * scores, 3))
+
+
+@term(label="elementwise", source="bytes counted per tensor, bf16")
+def attention_elementwise(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """Norms, residual additions and rotary embedding of one layer and microbatch, s.
+
+    Forward traffic: 20 bytes x hidden on the token-wise part (two norms read+write, two residual adds), 4 bytes on
+    every query and key element; backward twice that.
+    """
+    model = p.model
+    rows = tokens(p, cp, mbs)
+    rotary = 4.0 * (model.num_heads / tp + kv_heads_per_rank(p, tp)) * model.qk_head_size
+    traffic = rows * (20.0 * model.hidden_size * token_share(p, tp) + rotary * (model.position == "rope"))
+    return streaming_time(p, traffic, 6) * passes(recompute)
+
+
+def _mlp_forward(p: Instance, width: Any, rows: Any) -> Any:
+    """Two (or three, gated) products of an MLP slice of ``width`` and its activation."""
+    h, columns = p.model.hidden_size, (2.0 if p.model.gated_mlp else 1.0)
+    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0))
+    return matmul_time(p, rows, columns * width, h) + matmul_time(p, rows, h, width) + activation
+
+
+@term(label="compute", source="roofline, Williams et al. 2009")
+def dense_mlp(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """The MLP of a dense layer for one microbatch, s."""
+    return _mlp_forward(p, p.model.ffn_size / tp, tokens(p, cp, mbs)) * passes(recompute)
+
+
+@term(label="compute", source="roofline, Williams et al. 2009")
+def shared_experts(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """Router and shared experts of an MoE layer for one microbatch, s (0 for a dense model)."""
+    moe = p.model.moe
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, mbs, recompute).shape)
+    rows = tokens(p, cp, mbs)
+    routed_rows = rows * token_share(p, tp)
+    router = matmul_time(p, routed_rows, moe.num_experts, p.model.hidden_size)
+    router = router + streaming_time(p, 16.0 * routed_rows * moe.num_experts, 4)
+    shared = _mlp_forward(p, moe.shared_ffn_size / tp, rows) if moe.shared_ffn_size else 0.0
+    return (router + shared) * passes(recompute)
+
+
+@term(label="experts", source="grouped GEMM per rank; rows per expert from the even share times the imbalance")
+def routed_experts(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """Routed experts of one MoE layer and microbatch on the fullest rank, with permutation, s.
+
+    A rank's experts see (tokens/tp)*K*etp rows in all, (E/ep) experts share them; the MoE dispatch always works on
+    tokens/tp because tensor-parallel ranks hold different tokens (sequence parallelism) or split them.
+    """
+    moe = p.model.moe
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, ep, etp, mbs, recompute).shape)
+    h = p.model.hidden_size
+    sent = tokens(p, cp, mbs) / tp * moe.top_k
+    rows = sent * etp * p.profile.expert_imbalance
+    experts = np.maximum(1.0, moe.num_experts / ep)
+    each, width, columns = rows / experts, moe.ffn_size / etp, (2.0 if p.model.gated_mlp else 1.0)
+    products = matmul_time(p, each, columns * width, h, grouped=True, copies=experts)
+    products = products + matmul_time(p, each, h, width, grouped=True, copies=experts)
+    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0))
+    permute = streaming_time(p, 8.0 * h * (sent + rows), 6)
+    return (products + activation + permute) * passes(recompute)
+
+
+@term(label="head", source="logits product and cross-entropy")
+def output_layer(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Final norm, logits and loss for one microbatch, never recomputed, s.
+
+    The loss streams the logits: read and write in 16 and 32 bits, about 16 bytes an element.
+    """
+    rows, width = tokens(p, cp, mbs), padded_vocab(p, tp) / tp
+    return 3.0 * matmul_time(p, rows, width, p.model.hidden_size) + streaming_time(p, 16.0 * rows * width, 6)
+
+
+@term(label="embedding", source="table look-up and its scattered gradient")
+def embedding_lookup(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Embedding of one microbatch, forward and backward, s: about 12 bytes x hidden a token."""
+    return streaming_time(p, 12.0 * tokens(p, cp, mbs) * p.model.hidden_size * (1 + 0 * tp), 4)

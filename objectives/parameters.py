@@ -1,0 +1,82 @@
+"""How many parameters one rank holds of each kind of block. Used by memory, communication and the optimizer step.
+
+Matrices are divided over tensor parallelism; norms, routers and MLA's down projections are replicated, as in
+Megatron-Core. With more tensor-parallel ranks than key/value heads every rank keeps one kv head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parsolve.problem import Instance
+
+
+def padded_vocab(p: Instance, tp: Any) -> Any:
+    """Vocabulary rounded up to a multiple of 128*tp (Megatron's --make-vocab-size-divisible-by 128)."""
+    block = 128 * tp
+    return np.ceil(p.model.vocab_size / block) * block
+
+
+def kv_heads_per_rank(p: Instance, tp: Any) -> Any:
+    """Key/value heads on a rank: kv heads / tp, at least one (replicated)."""
+    return np.maximum(1.0, p.model.num_kv_heads / tp)
+
+
+def attention_params(p: Instance, tp: Any) -> Any:
+    """Attention and the layer's norms on one rank."""
+    model = p.model
+    h, a = model.hidden_size, model.num_heads
+    replicated: Any = model.norms_per_layer * model.norm_params + (h if model.attention_out_bias else 0)
+    if model.mla is None:
+        k = model.head_dim
+        heads = 2 * a / tp + 2 * kv_heads_per_rank(p, tp)
+        biases = (a / tp + 2 * kv_heads_per_rank(p, tp)) * k if model.qkv_bias else 0.0
+        norms = {"none": 0.0, "head": 2.0 * k, "full": (a / tp + kv_heads_per_rank(p, tp)) * k}[model.qk_norm]
+        return h * k * heads + biases + norms + replicated + (a / tp if model.attention_sinks else 0.0)
+    mla = model.mla
+    down = h * ((mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_rope_head_dim)
+    query = (mla.q_lora_rank or h) * a * model.qk_head_size
+    up = mla.kv_lora_rank * a * (mla.qk_nope_head_dim + mla.v_head_dim)
+    return (query + up + a * mla.v_head_dim * h) / tp + down + model.attention_vector_params + replicated
+
+
+def dense_layer_params(p: Instance, tp: Any) -> Any:
+    """A layer with a plain MLP, on one rank."""
+    model = p.model
+    bias = model.hidden_size if model.mlp_bias else 0
+    return attention_params(p, tp) + (model.dense_mlp_params - bias) / tp + bias
+
+
+def moe_layer_dense_params(p: Instance, tp: Any) -> Any:
+    """What an MoE layer holds outside its routed experts, on one rank."""
+    model = p.model
+    gate = model.hidden_size if model.moe and model.moe.shared_gate and model.moe.shared_ffn_size else 0
+    return attention_params(p, tp) + model.router_params + (model.shared_expert_params - gate) / tp + gate
+
+
+def expert_layer_params(p: Instance, etp: Any, ep: Any) -> Any:
+    """The routed experts of one MoE layer on one rank."""
+    return p.model.routed_params_per_layer / (etp * ep)
+
+
+def embedding_params(p: Instance, tp: Any) -> Any:
+    """The embedding on a first-stage rank."""
+    model = p.model
+    rest = model.embedding_params - model.vocab_size * model.hidden_size
+    return padded_vocab(p, tp) * model.hidden_size / tp + rest
+
+
+def head_params(p: Instance, tp: Any) -> Any:
+    """The output matrix and final norm on a last-stage rank."""
+    model = p.model
+    norm = model.norm_params if model.final_norm else 0
+    return padded_vocab(p, tp) * (model.hidden_size + int(model.head_bias)) / tp + norm
+
+
+def tied_head_params(p: Instance, tp: Any) -> Any:
+    """What the last stage holds when it is also the first and the weights are tied: norm and bias only."""
+    model = p.model
+    norm = model.norm_params if model.final_norm else 0
+    return padded_vocab(p, tp) * int(model.head_bias) / tp + norm

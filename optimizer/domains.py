@@ -1,0 +1,107 @@
+"""The values that each axis may take, and the layer cuts on offer: stated, finite, printed with every certificate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from parsolve.evaluate import active_rules
+from parsolve.functions import Array
+from parsolve.problem import Instance, Problem
+from parsolve.splits import Split, Splits, enumerate_splits
+
+MAX_MICRO_BATCH = 64
+"""Largest micro-batch offered for an exact batch, sequences."""
+MAX_TARGET_MICRO_BATCH = 16
+"""Largest micro-batch offered when the batch itself may vary, sequences."""
+MAX_CONTEXT_PARALLEL = 128
+"""Largest context-parallel size offered."""
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All divisors in ascending order."""
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return tuple(sorted({*small, *(n // i for i in small)}))
+
+
+def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """Axes whose values do not depend on the batch size, after the unary rules (pins among them)."""
+    cluster, model = problem.cluster, problem.model
+    world = divisors(cluster.num_gpus)
+    fast = cluster.num_gpus if cluster.num_gpus <= cluster.gpus_per_domain else cluster.gpus_per_domain
+    tensor = tuple(d for d in world if d <= fast)
+    return {
+        "tp": tensor,
+        "cp": tuple(d for d in world if d <= min(MAX_CONTEXT_PARALLEL, problem.workload.seq_len)),
+        "pp": tuple(d for d in world if d <= model.num_layers),
+        "ep": tuple(d for d in world if d <= model.moe.num_experts) if model.moe else (1,),
+        "etp": tensor,
+        "dp": world,
+        "edp": world,
+        "shards": world,
+        "zero": (0, 1, 2, 3),
+        "vpp": tuple(range(1, model.num_layers + 1)),
+        "recompute": tuple(int(r) for r in sorted(problem.workload.recompute)),
+    }
+
+
+def batch_domains(problem: Problem, gbs: int) -> dict[str, tuple[int, ...]]:
+    """Micro-batch sizes and microbatch counts at one global batch size."""
+    cap = MAX_TARGET_MICRO_BATCH if problem.per_token else MAX_MICRO_BATCH
+    return {"mbs": tuple(d for d in divisors(gbs) if d <= cap), "grad_acc": divisors(gbs)}
+
+
+def reachable_batches(problem: Problem) -> list[int]:
+    """Global batch sizes worth solving, ascending: the exact one, the band's, or each smallest above a token target."""
+    low, high = problem.gbs_target
+    w = problem.workload
+    if not problem.per_token:
+        return [low]
+    ranks = divisors(problem.cluster.num_gpus)
+    units = sorted({b * d for b in range(1, MAX_TARGET_MICRO_BATCH + 1) for d in ranks})
+    if w.gbs_tolerance is None:
+        target = (w.gbs_tokens or 0) / w.seq_len
+        return sorted({math.ceil(target / unit - 1e-12) * unit for unit in units})
+    return list(range(low, high + 1))
+
+
+def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]], keep: bool = False) -> dict[str, tuple[int, ...]]:
+    """The domains after every unary rule (heads, pins, …); with ``keep`` only canonical and grid rules apply."""
+    result = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
+    for rule in active_rules(p.problem):
+        if len(rule.axes) == 1 and rule.axes[0] in result and not (keep and rule.role == "legal"):
+            axis = rule.axes[0]
+            allowed = np.broadcast_to(np.asarray(rule(p, {axis: result[axis]}), dtype=bool), result[axis].shape)
+            result[axis] = result[axis][allowed]
+    return {axis: tuple(int(v) for v in values) for axis, values in result.items()}
+
+
+def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
+    """The layer cuts that the framework offers for these pipeline shapes."""
+    layers = problem.model.num_layers
+    shapes = [(a, b) for a in pp for b in vpp if a * b <= layers and (b == 1 or a > 1)]
+    megatron = problem.workload.framework == "megatron"
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=megatron)
+    if problem.workload.framework == "deepspeed":
+        cuts = [cut for cut in cuts if cut.even]
+    return Splits(problem.model.layer_is_moe, cuts)
+
+
+def build(problem: Problem, gbs: int, splits: Splits | None = None, keep: bool = False) -> tuple[Instance, dict[str, Array]]:
+    """The instance at one batch size and the domain of every axis as ascending arrays.
+
+    ``keep``: leave values in that only a droppable rule excludes (for conflicts).
+    """
+    domains = {**static_domains(problem), **batch_domains(problem, gbs)}
+    blank = problem.instance(gbs, Splits((), ()))
+    domains = restrict(blank, domains, keep)
+    splits = splits or split_list(problem, domains["pp"], domains["vpp"])
+    p = problem.instance(gbs, splits)
+    arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
+    arrays["split"] = np.arange(len(splits.cuts), dtype=np.int64)
+    if splits.cuts:
+        arrays["vpp"] = arrays["vpp"][np.isin(arrays["vpp"], splits.vpp)]
+        arrays["pp"] = arrays["pp"][np.isin(arrays["pp"], splits.pp)]
+    return p, arrays

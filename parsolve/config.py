@@ -1,0 +1,80 @@
+"""One configuration: the integer choices of a plan, as a user writes them and as results print them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parsolve.specs import Recompute
+from parsolve.splits import Layers, model_order
+
+
+@dataclass(frozen=True, order=True)
+class Config:
+    """All axes of one plan. ``gbs`` and ``microbatches`` follow from them; the order of fields breaks ties.
+
+    Ties in step time are broken by the smaller value of the first field that differs, in the order below: simpler
+    plans (less tensor, pipeline, context parallelism, less recomputation) come first.
+    """
+
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    vpp: int
+    zero: int
+    recompute: Recompute
+    mbs: int
+    grad_acc: int
+    dp: int
+    edp: int
+    layers_per_stage: Layers
+    sequence_parallel: bool
+
+    @property
+    def gbs(self) -> int:
+        """Global batch size, sequences."""
+        return self.dp * self.mbs * self.grad_acc
+
+    def axes(self) -> dict[str, int]:
+        """The decision axes by name (``split`` excepted)."""
+        names = ("tp", "cp", "pp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "vpp")
+        values = {name: int(getattr(self, name)) for name in names}
+        return {**values, "shards": self.dp * self.cp, "recompute": int(self.recompute)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``config`` object of the JSON output."""
+        names = ("dp", "tp", "pp", "cp", "ep", "etp", "edp", "zero", "mbs", "grad_acc")
+        return {
+            **{name: int(getattr(self, name)) for name in names},
+            "microbatches": self.grad_acc,
+            "gbs": self.gbs,
+            "vpp": self.vpp,
+            "recompute": self.recompute.name.lower(),
+            "sequence_parallel": self.sequence_parallel,
+            "layers_per_stage": [list(rank) for rank in self.layers_per_stage],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Config:
+        """Read back what ``to_json`` wrote."""
+        names = ("dp", "tp", "pp", "cp", "ep", "etp", "edp", "zero", "mbs", "grad_acc", "vpp")
+        return Config(
+            **{name: int(data[name]) for name in names},
+            recompute=Recompute[str(data["recompute"]).upper()],
+            sequence_parallel=bool(data["sequence_parallel"]),
+            layers_per_stage=tuple(tuple(int(n) for n in rank) for rank in data["layers_per_stage"]),
+        )
+
+    def layers_text(self) -> str:
+        """``15|16*6|15``: layers per chunk in model order, repeats folded."""
+        counts = model_order(self.layers_per_stage)
+        runs: list[list[int]] = []
+        for n in counts:
+            if runs and runs[-1][0] == n:
+                runs[-1][1] += 1
+            else:
+                runs.append([n, 1])
+        return "|".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)

@@ -1,0 +1,249 @@
+"""One configuration in floating point: what it costs, what it holds, which rules it breaks.
+
+The only evaluator: solver results, ``check`` and tests all pass through here, and it calls the same functions that the
+solver tabulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parsolve.config import Config
+from parsolve.constraints import LIMITS, RULES, WARNINGS
+from parsolve.constraints.memory import stage_memory
+from parsolve.functions import STAGE, Limit, Rule, StageMax
+from parsolve.objectives.network import inside_domain
+from parsolve.objectives.step_time import HIDDEN, step_time
+from parsolve.problem import Instance, Problem
+from parsolve.splits import Layers, Split, Splits, classify
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule or limit: its name, a message with the numbers, the values of its axes."""
+
+    rule: str
+    message: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Memory of one pipeline rank by part, bytes."""
+
+    rank: int
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one configuration costs. Times in s, memory in bytes.
+
+    ``terms_s`` adds up to ``step_time_s``; ``hidden_s`` runs behind compute and is not part of it.
+    """
+
+    step_time_s: float
+    time_per_token_s: float
+    tokens_per_s_per_gpu: float
+    model_tflops_per_gpu: float
+    mfu: float
+    mfu_causal: float
+    bubble_fraction: float
+    terms_s: dict[str, float]
+    hidden_s: dict[str, float]
+    memory_bytes: dict[str, int]
+    worst_stage: int
+
+    @property
+    def limited_by(self) -> str:
+        """The largest term's name."""
+        return max(self.terms_s, key=lambda name: self.terms_s[name])
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``estimate`` object of the JSON output."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def active_rules(problem: Problem) -> tuple[Rule, ...]:
+    """Built-in rules of the framework that are not left out, then the user's own."""
+    framework = problem.workload.framework
+    built_in = tuple(
+        r
+        for r in RULES
+        if (r.frameworks is None or framework in r.frameworks) and (r.role == "grid" or r.name not in problem.without)
+    )
+    return (*built_in, *problem.rules)
+
+
+def active_limits(problem: Problem) -> tuple[Limit, ...]:
+    """Built-in limits that are not left out, then the user's own."""
+    return (*(x for x in LIMITS if x.name not in problem.without), *problem.limits)
+
+
+def instance_for(problem: Problem, layers: Layers, gbs: int) -> Instance:
+    """The instance at one batch size that knows a single cut."""
+    kind = classify(layers, problem.model.num_layers)
+    return problem.instance(gbs, Splits(problem.model.layer_is_moe, [Split(layers, kind)]))
+
+
+def axis_values(p: Instance, config: Config) -> dict[str, int]:
+    """The configuration's axes with ``split`` as the index of its cut in ``p``."""
+    return {**config.axes(), "split": p.splits.index[config.layers_per_stage]}
+
+
+def model_flops_per_token(p: Instance) -> tuple[float, float]:
+    """Forward and backward FLOPs of a token, full-attention (PaLM) and causal convention; recomputation not counted.
+
+    6 * (active parameters in matrix products, output layer included, embedding look-up not) + 12*L*a*k*s.
+    Source: Chowdhery et al. 2022, appendix B.
+    """
+    model = p.model
+    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.hidden_size
+    matrices += model.num_dense_layers * model.mlp_matrix_params(model.ffn_size)
+    if model.moe:
+        active = model.moe.top_k * model.mlp_matrix_params(model.moe.ffn_size)
+        shared = model.mlp_matrix_params(model.moe.shared_ffn_size)
+        matrices += model.num_moe_layers * (active + shared + model.moe.num_experts * model.hidden_size)
+    heads = model.num_heads * (model.qk_head_size + model.v_head_size) / 2
+    attention = 12.0 * model.num_layers * heads * p.seq_len
+    return 6.0 * matrices + attention, 6.0 * matrices + attention / 2
+
+
+def _stage_parts(p: Instance, quantity: StageMax, values: Mapping[str, Any], slot: int) -> dict[str, float]:
+    here = {**values, STAGE: slot}
+    lines: dict[str, float] = {}
+    for part in quantity.parts:
+        amount = float(part.leaf(p, values)) * (float(part.count(p, here)) if part.count else 1.0) * part.sign
+        lines[part.line] = lines.get(part.line, 0.0) + amount
+    return lines
+
+
+def _times(p: Instance, values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    terms: dict[str, float] = {}
+    hidden: dict[str, float] = {}
+    for quantity in step_time(p):
+        stages = [float(v) for v in quantity.stages(p, values)]
+        slot = int(np.argmax(stages))
+        if quantity.at_least_zero:
+            exposed = max(0.0, stages[slot])
+            here = {**values, STAGE: slot}
+            whole = sum(
+                float(part.leaf(p, values)) * (float(part.count(p, here)) if part.count else 1.0)
+                for part in quantity.parts
+                if part.sign > 0
+            )
+            terms[quantity.name] = terms.get(quantity.name, 0.0) + exposed
+            hidden[quantity.name] = hidden.get(quantity.name, 0.0) + whole - exposed
+            continue
+        for line, amount in _stage_parts(p, quantity, values, slot).items():
+            terms[line] = terms.get(line, 0.0) + amount
+        here = {**values, STAGE: slot}
+        for part in quantity.parts:
+            companion = HIDDEN.get(part.term)
+            if companion is not None and part.weight is not None:
+                amount = float(companion(p, values)) * float(part.weight(p, values))
+                amount *= float(part.count(p, here)) if part.count else 1.0
+                hidden[part.line] = hidden.get(part.line, 0.0) + amount
+    return terms, hidden
+
+
+def stage_memories(p: Instance, config: Config) -> list[StageMemory]:
+    """Memory by part of each representative pipeline rank, in rank order."""
+    values = axis_values(p, config)
+    quantity = stage_memory(p)
+    rows = {}
+    for slot in range(p.splits.slots):
+        rank = int(p.splits.rank[values["split"], slot])
+        rows[rank] = StageMemory(rank, _stage_parts(p, quantity, values, slot))
+    return [rows[rank] for rank in sorted(rows)]
+
+
+def estimate(p: Instance, config: Config) -> Estimate:
+    """Step time, throughput and memory of a configuration of ``p``, legal or not."""
+    values = axis_values(p, config)
+    terms, hidden = _times(p, values)
+    step = sum(terms.values())
+    tokens = p.gbs * p.seq_len
+    full, causal = model_flops_per_token(p)
+    per_gpu = tokens / step / p.world
+    peak = p.matmul_peak
+    stages = stage_memories(p, config)
+    worst = max(stages, key=lambda stage: stage.total)
+    parts = {name: round(amount) for name, amount in worst.parts.items() if amount or name in _ALWAYS}
+    memory = {"total": sum(parts.values()), "limit": round(p.usable_bytes), **parts}
+    return Estimate(
+        step_time_s=step,
+        time_per_token_s=step / tokens,
+        tokens_per_s_per_gpu=per_gpu,
+        model_tflops_per_gpu=full * per_gpu / 1e12,
+        mfu=full * per_gpu / peak,
+        mfu_causal=causal * per_gpu / peak,
+        bubble_fraction=terms.get("bubble", 0.0) / step,
+        terms_s=terms,
+        hidden_s={name: amount for name, amount in hidden.items() if amount},
+        memory_bytes=memory,
+        worst_stage=worst.rank,
+    )
+
+
+_ALWAYS = {"parameters", "gradients", "optimizer", "activations", "logits", "fragmentation", "outside"}
+
+
+def total_time(p: Instance, values: Mapping[str, Any]) -> Any:
+    """Step time of scalar or array axis values, s: what the solver minimises and the oracle sorts by."""
+    total: Any = 0.0
+    for quantity in step_time(p):
+        total = total + quantity.value(p, values)
+    return total
+
+
+def violations(p: Instance, config: Config) -> list[Violation]:
+    """Every rule and limit that the configuration breaks, in the order of the rule list."""
+    values = axis_values(p, config)
+    found = []
+    for rule in active_rules(p.problem):
+        if not bool(np.all(rule(p, values))):
+            shown = {axis: int(values[axis]) for axis in rule.axes if axis != "split"}
+            found.append(Violation(rule.name, rule.explain(p, values), shown))
+    for limit in active_limits(p.problem):
+        if not bool(limit.holds(p, values)):
+            quantity = limit.quantity(p)
+            shown_limit = {"value": float(quantity.value(p, values)), "budget": float(limit.budget(p))}
+            found.append(Violation(limit.name, limit.explain(p, values), shown_limit))
+    return found
+
+
+def warnings_for(p: Instance, config: Config) -> list[Violation]:
+    """Warnings that apply to a configuration."""
+    values = axis_values(p, config)
+    return [
+        Violation(w.name, w.explain(p, values), {axis: int(values[axis]) for axis in w.axes if axis != "split"})
+        for w in WARNINGS
+        if bool(np.all(w(p, values)))
+    ]
+
+
+def placement(p: Instance, config: Config) -> dict[str, str]:
+    """The network level on which each axis communicates: the fast link's kind, ``nic``, or ``none`` (size 1)."""
+    stride = {
+        "tp": (config.tp, 1),
+        "cp": (config.cp, config.tp),
+        "ep": (config.ep, config.etp),
+        "dp": (config.dp * config.cp, config.tp),
+        "pp": (config.pp, p.world // config.pp),
+    }
+    levels = {}
+    for axis, (size, step) in stride.items():
+        fast = bool(inside_domain(p, np.asarray(size), np.asarray(step)))
+        alone = getattr(config, axis) == 1
+        levels[axis] = "none" if alone else (p.cluster.fast_link.kind if fast else "nic")
+    return levels
