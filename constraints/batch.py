@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from parsolve.functions import rule
 from parsolve.problem import Instance
 
@@ -29,4 +31,13 @@ def token_target(p: Instance, *, mbs: Any, grad_acc: Any, dp: Any) -> Any:
     return (mbs * grad_acc * dp >= target) & (mbs * (grad_acc - 1) * dp < target)
 
 
-RULES = (global_batch, token_target)
+@rule(
+    "the batch of {p.gbs} sequences is outside {p.problem.gbs_target[0]} to {p.problem.gbs_target[1]}",
+)
+def batch_range(p: Instance) -> Any:
+    """The global batch lies within the tolerance band, or at or above the token target."""
+    low, high = p.problem.gbs_target
+    return np.bool_(low <= p.gbs <= high)
+
+
+RULES = (global_batch, token_target, batch_range)

@@ -39,8 +39,8 @@ def enough_layers(p: Instance, *, pp: Any, vpp: Any) -> Any:
 
 
 @rule(
-    "the {p.model.num_layers} layers are cut into stages in a way that {p.framework} {p.problem.framework_version} "
-    "cannot spell: {p.splits.texts[0]}; choose a pp*vpp that divides them, or give layers_per_stage",
+    "the {p.model.num_layers} layers are cut into stages as {p.splits.texts[0]}, which {p.framework} "
+    "{p.problem.framework_version} cannot spell; choose a pp*vpp that divides them",
 )
 def layers_divide(p: Instance, *, split: Any) -> Any:
     """A cut that the launcher can spell: even, or one of its uneven forms.
@@ -49,10 +49,10 @@ def layers_divide(p: Instance, *, split: Any) -> Any:
     DeepSpeed: even. Generic: even, else balanced. Source: transformer_config.py, pipeline_parallel_layer_layout.py.
     """
     if p.framework == "megatron":
-        return p.splits.spelt[split] & ((p.splits.kinds[split] != "layout") | (p.version >= LAYOUT_SINCE))
+        return (p.splits.kinds[split] != "layout") | (p.version >= LAYOUT_SINCE)
     if p.framework == "deepspeed":
         return p.splits.kinds[split] == "even"
-    return p.splits.spelt[split]
+    return p.splits.pp[split] > 0
 
 
 @rule(

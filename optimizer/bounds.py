@@ -166,8 +166,23 @@ class Filter:
         ]
         return max(values, default=1)
 
-    def join(self, bound: float, max_rows: int) -> tuple[Table, bool]:
-        """Every full assignment below the bound; True when complete, False when cut off at ``max_rows``.
+    def copy(self) -> Filter:
+        """An independent copy of the surviving rows."""
+        twin = Filter.__new__(Filter)
+        twin.__dict__.update(self.__dict__)
+        twin.alive = [mask.copy() for mask in self.alive]
+        return twin
+
+    def keep_joined(self, joined: Table) -> None:
+        """Drop every row that no joined assignment uses."""
+        for i, table in enumerate(self.tables.tables):
+            if table.axes:
+                used, _ = _codes(joined, table.axes, self.tables.domains)
+                own, _ = _codes(table, table.axes, self.tables.domains)
+                self.alive[i] &= np.isin(own, used)
+
+    def join(self, bound: float, max_rows: int) -> tuple[Table, Array, bool]:
+        """Every full assignment below the bound with its lower bound; False when cut off at ``max_rows``.
 
         When cut off, the partial assignments with the lowest bound are kept, so the result is still a good sample.
         """
@@ -191,16 +206,15 @@ class Filter:
                 chosen = np.zeros(len(cost), dtype=bool)
                 chosen[best] = True
                 current, cost = current.keep(chosen), cost[chosen]
-        return current, complete
+        return current, cost, complete
 
-    @staticmethod
-    def _growth(current: Table, table: Table) -> tuple[float, int]:
+    def _growth(self, current: Table, table: Table) -> tuple[float, int]:
         """Expected growth of joining a table: its rows divided by the combinations of shared axes."""
         shared = [axis for axis in table.axes if axis in current.axes]
         if not shared:
             return (1e6 + table.size, table.size)
-        stacked = np.stack([table.values[axis] for axis in shared])
-        return (table.size / max(1, np.unique(stacked, axis=1).shape[1]), table.size)
+        code, _ = _codes(table, shared, self.tables.domains)
+        return (table.size / max(1, len(np.unique(code))), table.size)
 
 
 def _natural_join(left: Table, left_cost: Array, right: Table, right_cost: Array, domains: dict[str, Array]) -> tuple[Table, Array]:

@@ -25,10 +25,9 @@ COUNT_SCALE = 16
 
 @dataclass
 class Outcome:
-    """What one solve found: axis values or None, the proven lower bound in s, and whether the search finished."""
+    """What one solve found: axis values or None, and whether the search finished."""
 
     values: dict[str, int] | None
-    bound: float
     finished: bool
 
 
@@ -44,7 +43,8 @@ class CpModel:
         self.rows = [self._row_literals(table) for table in self.live]
         self.groups: dict[tuple[int, frozenset[int]], cp_model.IntVar] = {}
         self.tick = bound / RESOLUTION
-        self.objective = self._objective(bound)
+        if math.isfinite(bound):
+            self._cost_bound()
         for limit in tables.limits:
             self._limit(limit)
 
@@ -158,8 +158,8 @@ class CpModel:
                 sums.append((guard, cp_model.LinearExpr.weighted_sum(variables, weights)))
         return sums
 
-    def _objective(self, bound: float) -> cp_model.LinearExpr:
-        """The step time in ticks, at most ``bound``, as a sum of variables bounded from below."""
+    def _cost_bound(self) -> None:
+        """The step time in ticks, a sum of variables bounded from below, is at most the bound."""
         summands: list[cp_model.LinearExpr | cp_model.IntVar] = []
         cap = RESOLUTION + 1
         for quantity in self.tables.objective:
@@ -171,10 +171,7 @@ class CpModel:
             for guard, total in self._stage_sums(quantity, self.tick, cap):
                 self.model.add(COUNT_SCALE * value >= total - (COUNT_SCALE - 1)).only_enforce_if(guard)
             summands.append(value)
-        total = cp_model.LinearExpr.sum(summands)
-        self.model.add(total <= RESOLUTION)
-        self.model.minimize(total)
-        return total
+        self.model.add(cp_model.LinearExpr.sum(summands) <= RESOLUTION)
 
     def _limit(self, limit: Quantity) -> None:
         budget = limit.budget or 0.0
@@ -198,23 +195,19 @@ class CpModel:
             self.model.add_bool_or([literal.negated() for literal in chosen if literal is not None])
 
     def solve(self, time_limit: float | None, log: bool = False) -> Outcome:
-        """Minimise; deterministic with one worker."""
+        """Find any plan within the bound or prove that there is none; deterministic with one worker."""
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
+        solver.parameters.linearization_level = 0
         solver.parameters.log_search_progress = log
-        solver.parameters.log_to_stdout = False
-        if log:
-            solver.parameters.log_to_stdout = True
         if time_limit is not None:
             solver.parameters.max_time_in_seconds = max(0.01, time_limit)
         status = solver.solve(self.model)
-        if status == cp_model.INFEASIBLE:
-            return Outcome(None, math.inf, True)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             values = {
                 axis: next(v for v, literal in literals.items() if solver.boolean_value(literal))
                 for axis, literals in self.literals.items()
             }
-            return Outcome(values, solver.best_objective_bound * self.tick, status == cp_model.OPTIMAL)
-        return Outcome(None, max(0.0, solver.best_objective_bound) * self.tick, False)
+            return Outcome(values, True)
+        return Outcome(None, status == cp_model.INFEASIBLE)

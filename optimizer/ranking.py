@@ -218,12 +218,12 @@ def _rank_batch(
     base = Filter(tables)
     if not base.reduce(best.worst / scale * (1 + SLACK)):
         return True, math.inf
-    exhausted = False
+    exhausted, joined = False, None
     for guess in GUESSES:
         if clock.over():
             return False, base.lower_bound * scale
         limit = min(best.worst / scale * (1 + SLACK), base.lower_bound * guess)
-        found, exhausted = _enumerate(base, p, limit, scale, best)
+        found, exhausted, joined = _enumerate(base, p, limit, scale, best)
         say(f"batch {gbs}: {found} plans within {limit:.4g} s, best {_best_text(best)}")
         if exhausted and limit >= best.worst / scale:
             break
@@ -232,9 +232,9 @@ def _rank_batch(
         if not exhausted and len(best.best) and best.k is not None and best.worst < math.inf:
             # a sample gave k plans: try once more below the k-th
             limit = best.worst / scale * (1 + SLACK)
-            _, exhausted = _enumerate(base, p, limit, scale, best)
+            _, exhausted, joined = _enumerate(base, p, limit, scale, best)
             break
-    return _prove(problem, p, base, gbs, scale, best, result, clock, exhausted, log)
+    return _prove(p, base, scale, best, result, clock, joined if exhausted else None, log)
 
 
 def _best_text(best: _List) -> str:
@@ -242,15 +242,22 @@ def _best_text(best: _List) -> str:
     return f"{ranked[0].step_time_s:.4g} s" if ranked else "none yet"
 
 
-def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool]:
-    """Join and evaluate everything below ``limit``; (legal plans found, nothing was cut off)."""
-    work = Filter.__new__(Filter)
-    work.__dict__.update(base.__dict__)
-    work.alive = [mask.copy() for mask in base.alive]
+@dataclass(frozen=True)
+class _Joined:
+    """A complete join: every assignment whose lower bound is at most ``limit``, with that bound."""
+
+    table: Table
+    cost: Array
+    limit: float
+
+
+def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool, _Joined | None]:
+    """Join and evaluate everything below ``limit``; (legal plans found, nothing was cut off, the join)."""
+    work = base.copy()
     if not work.reduce(limit):
-        return 0, True
+        return 0, True, None
     rows = JOIN_ROWS if best.k is not None else 50 * JOIN_ROWS
-    table, complete = work.join(limit, rows)
+    table, cost, complete = work.join(limit, rows)
     found = 0
     for start in range(0, table.size, JOIN_ROWS):
         part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
@@ -264,39 +271,39 @@ def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _Lis
             Ranked(rank_key(float(times[i]) * scale), config, float(times[i]))
             for i, config in zip(good, configs_of(p, part, good), strict=True)
         )
-    return found, complete
+    return found, complete, _Joined(table, cost, limit)
 
 
 def _prove(
-    problem: Problem,
     p: Instance,
     base: Filter,
-    gbs: int,
     scale: float,
     best: _List,
     result: Ranking,
     clock: _Clock,
-    exhausted: bool,
+    joined: _Joined | None,
     log: bool,
 ) -> tuple[bool, float]:
-    """Let CP-SAT look for a plan that is not listed and not dearer than the k-th."""
+    """Let CP-SAT look for a plan that is not listed and not dearer than the k-th.
+
+    A complete join above that bound drops the rows that no assignment below it uses.
+    """
     from parsolve.optimizer.model import CpModel
 
     start = time.perf_counter()
     worst = best.worst
-    if best.k is None and exhausted:
-        mine = [plan for plan in best.sorted() if plan.config.gbs == gbs]
-        if len(mine) > MAX_BLOCKED:
-            worst = mine[0].key
+    mine = [plan for plan in best.sorted() if plan.config.gbs == p.gbs]
+    if best.k is None and len(mine) > MAX_BLOCKED:
+        worst = mine[0].key
     bound = worst / scale * (1 + 1e-6)
-    work = Filter.__new__(Filter)
-    work.__dict__.update(base.__dict__)
-    work.alive = [mask.copy() for mask in base.alive]
+    work = base.copy()
+    if joined is not None and joined.limit >= worst / scale:
+        work.keep_joined(joined.table.keep(joined.cost <= bound))
     if not work.reduce(bound):
         return True, math.inf
     model = CpModel(work.tables, work.alive, bound)
-    for plan in best.sorted():
-        if plan.config.gbs == gbs and plan.key <= worst * (1 + SLACK):
+    for plan in mine:
+        if plan.key <= worst * (1 + SLACK):
             model.block(_assignment(p, plan.config))
     while True:
         if clock.over():
@@ -304,12 +311,12 @@ def _prove(
         outcome = model.solve(clock.left(), log)
         if outcome.values is None:
             result.proof_s += time.perf_counter() - start
-            return outcome.finished, math.inf if outcome.finished else max(outcome.bound, base.lower_bound) * scale
+            return outcome.finished, math.inf if outcome.finished else base.lower_bound * scale
         table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
         times, legal = evaluate_rows(p, table)
         key = rank_key(float(times[0]) * scale)
         if legal[0] and key < best.worst:
-            if exhausted and key < worst * (1 - 1e-7):
+            if joined is not None and key < worst * (1 - 1e-7):
                 raise InternalError(f"CP-SAT found a plan that the enumeration below the bound missed: {outcome.values}")
             best.add([Ranked(key, configs_of(p, table, [0])[0], float(times[0]))])
         model.block(outcome.values)

@@ -21,7 +21,7 @@ class Split(NamedTuple):
     """``layers[rank][chunk]`` and the way a launcher spells it.
 
     ``kind``: ``even``; ``embedding``, ``loss``, ``embedding+loss`` (counted as a layer); ``first-last`` (own counts for
-    the first and last rank); ``layout`` (any other); ``unspelt`` (a stand-in for a cut that nobody gave).
+    the first and last rank); ``layout`` (any other).
     """
 
     layers: Layers
@@ -138,7 +138,6 @@ class Splits:
         self.slots = max((len(rows) for _, _, rows in stages), default=1)
         shape = (len(self.cuts), self.slots)
         chunks = max((cut.vpp for cut in self.cuts), default=1)
-        self.spelt = np.array([cut.kind != "unspelt" for cut in self.cuts], dtype=bool)
         self.pp = np.array([cut.pp for cut in self.cuts], dtype=np.int64)
         self.vpp = np.array([cut.vpp for cut in self.cuts], dtype=np.int64)
         self.even = np.array([cut.even for cut in self.cuts], dtype=bool)

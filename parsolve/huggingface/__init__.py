@@ -153,7 +153,8 @@ def _refuse_foreign(c: ConfigReader, kind: str) -> None:
 
 def _name(where: str, top: ConfigReader, kind: str) -> str:
     path = PurePath(where)
-    stem = path.parent.name if path.stem == "config" else path.stem
+    stem = path.stem if path.suffix in (".json", ".yaml", ".yml", ".toml") else path.name
+    stem = path.parent.name if stem == "config" else stem
     given = top.get("_name_or_path")
     return stem or (PurePath(given).name if isinstance(given, str) else "") or kind
 

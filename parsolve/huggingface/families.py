@@ -54,10 +54,10 @@ def _gpt_neo(c: ConfigReader, m: Fields) -> Fields:
     if kinds is None:
         pattern = c.get("attention_types")
         try:
-            kinds = [kind for group, times in pattern for _ in range(times) for kind in group]  # type: ignore[attr-defined]
+            kinds = [kind for group, times in pattern for kind in group * min(times, layers)]  # type: ignore[attr-defined]
         except (TypeError, ValueError):
             raise c.error("attention_types", "must be a list of [[kinds], times]") from None
-    if len(kinds) != layers or set(kinds) - {"global", "local"}:
+    if len(kinds) != layers or not all(kind in ("global", "local") for kind in kinds):
         raise c.error("attention_types", f"must name global or local for each of {layers} layers")
     local = tuple(i for i, kind in enumerate(kinds) if kind == "local")
     return {"window": c.integer("window_size", 256), "window_layers": local} if local else {}
@@ -123,7 +123,10 @@ FAMILIES: dict[str, Family] = {
     "smollm3": replace(LLAMA, tied=True, kv_heads="key", rope_base=2e6),
     "helium": Family(kv_heads="key", head_dim="key", flags={**BOTH_BIASES, **INPUT_BIAS}, rope_base=1e5),
     "cwm": Family(
-        head_dim="key", flags={"mlp_bias": (False, {"mlp_bias": True})}, window=Window(lambda c, n: [i for i in range(n) if i % 4]), rope_base=1e6
+        head_dim="key",
+        flags={"mlp_bias": (False, {"mlp_bias": True})},
+        window=Window(lambda c, n: [i for i in range(n) if i % 4]),
+        rope_base=1e6,
     ),
     "mistral": MISTRAL,
     "ministral": MISTRAL,
@@ -326,7 +329,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone_moe": replace(EXAONE4, experts=DEEPSEEK_EXPERTS),
     "hy_v3": Family(
-        head_dim="key", fixed=HEAD_NORM, flags=ATTENTION_BIAS, require={"mlp_bias": False}, experts=DEEPSEEK_EXPERTS
+        head_dim="key",
+        fixed=HEAD_NORM,
+        flags=ATTENTION_BIAS,
+        require={"mlp_bias": False},
+        experts=DEEPSEEK_EXPERTS,
+        rope_base=11158840.0,
     ),
     "solar_open": Family(
         head_dim="key",

@@ -13,11 +13,14 @@ ACTIVATIONS = {
     "relu2": "relu2",
     **dict.fromkeys(["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"], "gelu"),
 }
+MOST_LAYERS = 10_000
 
 
 def read_shape(c: ConfigReader, family: Family, kind: str) -> Fields:
     """The fields of the model spec, but for name, sources and whether embeddings are tied."""
     layers, hidden, heads = c.integer("num_layers"), c.integer("hidden_size"), c.integer("num_heads")
+    if layers > MOST_LAYERS:
+        raise c.error("num_hidden_layers", f"must be at most {MOST_LAYERS} (got {layers})")
     m: Fields = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": c.integer("vocab_size")}
     m |= dict(family.fixed)
     _check_required(c, family, kind)

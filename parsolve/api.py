@@ -1,0 +1,148 @@
+"""The Python API: ``solve``, ``check``, ``evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from parsolve.config import Config
+from parsolve.evaluate import Estimate, Violation, estimate, instance_for, placement, violations, warnings_for
+from parsolve.functions import Limit, Rule, Term
+from parsolve.problem import Instance, Problem
+from parsolve.reading import parse_config
+from parsolve.restrictions import restrict
+from parsolve.result import Plan, Result
+
+ConfigLike = Config | str | Path | Mapping[str, Any]
+
+
+def make_plan(problem: Problem, config: Config, rank: int = 1, best: float | None = None) -> Plan:
+    """A configuration with its estimate, placement and warnings; ``best`` is the cost that counts as 1.0."""
+    p = instance_for(problem, config.layers_per_stage, config.gbs)
+    figures = estimate(_as_configured(p, config), config)
+    cost = figures.time_per_token_s if problem.per_token else figures.step_time_s
+    return Plan(
+        problem=problem,
+        rank=rank,
+        config=config,
+        estimate=figures,
+        placement=placement(p, config),
+        relative=cost / best if best else 1.0,
+        warnings=tuple(warnings_for(p, config)),
+    )
+
+
+def _as_configured(p: Instance, config: Config) -> Instance:
+    """The instance with the configuration's own choice of sequence parallelism."""
+    if config.tp > 1 and config.sequence_parallel != p.sequence_parallel:
+        from parsolve.problem import replace_workload
+
+        changed = replace_workload(p.problem, sequence_parallel=config.sequence_parallel)
+        return changed.instance(p.gbs, p.splits)
+    return p
+
+
+def evaluate(problem: Problem, config: ConfigLike) -> Estimate:
+    """Step time, throughput and memory of one configuration, legal or not.
+
+    Raises
+    ------
+    SpecError: the configuration cannot be read.
+    """
+    return make_plan(problem, parse_config(config, problem)[0]).estimate
+
+
+def check(problem: Problem, config: ConfigLike) -> list[Violation]:
+    """Every rule and limit that the configuration breaks; empty when it is legal.
+
+    Raises
+    ------
+    SpecError: the configuration cannot be read.
+    """
+    full, cut_known = parse_config(config, problem)
+    gbs = full.gbs if problem.per_token else problem.gbs_target[0]
+    p = _as_configured(instance_for(problem, full.layers_per_stage, gbs), full)
+    found = violations(p, full)
+    if not cut_known and not any(v.rule == "enough_layers" for v in found):
+        layers, chunks = problem.model.num_layers, full.pp * full.vpp
+        message = (
+            f"{layers} layers do not divide over pp*vpp = {full.pp}*{full.vpp} = {chunks} chunks; choose a divisor, or "
+            f"give layers_per_stage (balanced: {full.layers_text()})"
+        )
+        found.append(Violation("layers_divide", message, {"layers": layers, "pp": full.pp, "vpp": full.vpp}))
+    return found
+
+
+def check_result(problem: Problem, config: ConfigLike) -> Result:
+    """``check`` as a Result with one plan, status legal or illegal."""
+    from dataclasses import replace
+
+    found = tuple(check(problem, config))
+    plan = replace(make_plan(problem, parse_config(config, problem)[0]), violations=found)
+    return Result(problem, "illegal" if found else "legal", (plan,), assumptions(problem))
+
+
+def assumptions(problem: Problem) -> tuple[str, ...]:
+    """What was taken for granted, one sentence each."""
+    cluster, model, profile, workload = problem.cluster, problem.model, problem.profile, problem.workload
+    lines = [
+        f"efficiency constants of profile {profile.name!r}; `parsolve explain profile` lists them with their origin",
+        f"{cluster.gpu.name}: {cluster.gpu.memory_bytes / 2**30:.1f} GiB usable less the reserve of "
+        f"{workload.memory_reserve / 2**30:g} GiB; {profile.outside_bytes / 2**30:g} GiB lie outside the tensors",
+    ]
+    if model.mtp_layers:
+        lines.append(f"the {model.mtp_layers} multi-token-prediction module(s) are not trained")
+    if model.moe:
+        lines.append(f"the fullest expert rank gets {profile.expert_imbalance:g} times the mean load")
+    lines += model.notes
+    return tuple(lines)
+
+
+def solve(
+    problem: Problem,
+    *,
+    top: int | None = 5,
+    pin: Mapping[str, Any] | None = None,
+    forbid: Mapping[str, Any] | None = None,
+    max: Mapping[str, Any] | None = None,
+    min: Mapping[str, Any] | None = None,
+    require: Iterable[str] = (),
+    rules: Iterable[Rule] = (),
+    terms: Iterable[Term] = (),
+    limits: Iterable[Limit] = (),
+    without: Iterable[str] = (),
+    time_limit: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    log: bool = False,
+) -> Result:
+    """The best legal plans in exact order, with the proof that nothing legal is faster.
+
+    Parameters
+    ----------
+    top: how many plans; None lists every legal plan.
+    pin, forbid, max, min: restrictions per axis, e.g. ``pin={"tp": {4, 8}, "recompute": "none"}``.
+    require: conditions over axes, e.g. ``"tp*cp <= 8"``.
+    rules, terms, limits, without: the user's own, and built-in ones to leave out by name.
+    time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
+    progress: called with a line of text now and then.
+
+    Raises
+    ------
+    SpecError: a restriction cannot be read, or a user's function raised.
+    """
+    from parsolve.expressions import require_rule
+    from parsolve.optimizer.solve import solve_problem
+
+    own = (*rules, *(require_rule(text) for text in require))
+    if terms or limits or without:
+        problem = problem.with_(
+            terms=(*problem.terms, *terms),
+            limits=(*problem.limits, *limits),
+            without=problem.without | frozenset(without),
+        )
+    problem = restrict(problem, pin, forbid, max, min, own)
+    return solve_problem(problem, top, time_limit, progress, log)
+
+
+__all__ = ["assumptions", "check", "check_result", "evaluate", "make_plan", "solve"]
