@@ -8,7 +8,9 @@ a solution that turns out dearer in floating point is blocked and the search goe
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,21 @@ class Outcome:
 
     values: dict[str, int] | None
     finished: bool
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _solve_interruptibly(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
+    """Solve in a thread of its own, so that ctrl-c reaches this one at once and stops the search."""
+    with ThreadPoolExecutor(1) as pool:
+        search = pool.submit(solver.solve, model)
+        try:
+            return int(search.result())
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
 
 
 class CpModel:
@@ -201,9 +218,12 @@ class CpModel:
         solver.parameters.random_seed = 0
         solver.parameters.linearization_level = 0
         solver.parameters.log_search_progress = log
+        solver.parameters.log_to_stdout = False
+        solver.log_callback = _log
+        solver.parameters.catch_sigint_signal = False  # its handler would replace Python's for good
         if time_limit is not None:
             solver.parameters.max_time_in_seconds = max(0.01, time_limit)
-        status = solver.solve(self.model)
+        status = _solve_interruptibly(solver, self.model)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             values = {
                 axis: next(v for v, literal in literals.items() if solver.boolean_value(literal))

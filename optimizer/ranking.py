@@ -22,6 +22,7 @@ from parsolve.evaluate import active_limits, instance_for, total_time, violation
 from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
+from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.tables import Table, build_tables
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
@@ -242,22 +243,14 @@ def _best_text(best: _List) -> str:
     return f"{ranked[0].step_time_s:.4g} s" if ranked else "none yet"
 
 
-@dataclass(frozen=True)
-class _Joined:
-    """A complete join: every assignment whose lower bound is at most ``limit``, with that bound."""
-
-    table: Table
-    cost: Array
-    limit: float
-
-
-def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool, _Joined | None]:
+def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool, Joined | None]:
     """Join and evaluate everything below ``limit``; (legal plans found, nothing was cut off, the join)."""
     work = base.copy()
     if not work.reduce(limit):
         return 0, True, None
     rows = JOIN_ROWS if best.k is not None else 50 * JOIN_ROWS
-    table, cost, complete = work.join(limit, rows)
+    joined = join(work, limit, rows)
+    table = joined.table
     found = 0
     for start in range(0, table.size, JOIN_ROWS):
         part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
@@ -271,7 +264,7 @@ def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _Lis
             Ranked(rank_key(float(times[i]) * scale), config, float(times[i]))
             for i, config in zip(good, configs_of(p, part, good), strict=True)
         )
-    return found, complete, _Joined(table, cost, limit)
+    return found, joined.complete, joined
 
 
 def _prove(
@@ -281,7 +274,7 @@ def _prove(
     best: _List,
     result: Ranking,
     clock: _Clock,
-    joined: _Joined | None,
+    joined: Joined | None,
     log: bool,
 ) -> tuple[bool, float]:
     """Let CP-SAT look for a plan that is not listed and not dearer than the k-th.

@@ -124,8 +124,10 @@ def _from_shape(text: str) -> Cluster:
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
-def load_model(source: str | Path | Mapping[str, Any] | Model) -> Model:
+def load_model(source: str | Path | Mapping[str, Any] | Model, text_only: bool = False) -> Model:
     """A model from a preset's name, a spec file, a Hugging Face config (file or folder), a dict, or a model itself.
+
+    ``text_only``: of a multimodal Hugging Face config, read the language model and leave the rest out.
 
     Raises
     ------
@@ -134,7 +136,7 @@ def load_model(source: str | Path | Mapping[str, Any] | Model) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, Mapping):
-        return _read_model(dict(source), "model")
+        return _read_model(dict(source), "model", text_only=text_only)
     text = _text(source, "model")
     path = _path(source)
     if isinstance(source, str) and not _is_path(text, path):
@@ -148,14 +150,14 @@ def load_model(source: str | Path | Mapping[str, Any] | Model) -> Model:
         path = path / "config.json"
         if not path.is_file():
             raise SpecError("the folder has no config.json", str(path.parent))
-    return _read_model({**_read_named(path)}, str(path), path.stem)
+    return _read_model({**_read_named(path)}, str(path), path.stem, text_only)
 
 
-def _read_model(data: dict[str, Any], where: str, name: str | None = None) -> Model:
+def _read_model(data: dict[str, Any], where: str, name: str | None = None, text_only: bool = False) -> Model:
     if "model_type" in data:
         from parsolve.huggingface import read_config
 
-        return read_config(data, where)
+        return read_config(data, where, text_only)
     if "architectures" in data or "num_hidden_layers" in data:
         raise SpecError("looks like a Hugging Face config, but has no model_type; add it", where)
     if name:

@@ -39,9 +39,9 @@ class Plan:
         ------
         NotExpressibleError: with the reason. UnknownNameError: no such launcher.
         """
-        from parsolve.launchers import get_launcher
+        from parsolve.launchers import launch
 
-        return get_launcher(launcher).launch(self.problem, self.config)
+        return launch(launcher, self.problem, self.config)
 
     def args(self, launcher: str) -> str:
         """The pasteable launch line."""

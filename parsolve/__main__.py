@@ -1,0 +1,6 @@
+"""``python -m parsolve``."""
+
+from parsolve.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="parsolve")

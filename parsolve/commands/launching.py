@@ -1,0 +1,46 @@
+"""Writes a plan's launch: to stdout, to a file, or as a folder of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parsolve.commands.output import Output, write_file
+from parsolve.errors import SpecError
+from parsolve.render.launch import script
+from parsolve.render.text import clean
+
+if TYPE_CHECKING:
+    from parsolve.launchers import Launch
+
+SCRIPT = "launch.sh"
+
+
+def write_launch(launch: Launch, about: str, output: Output) -> None:
+    """To stdout or a file; several files go into the folder that -o names.
+
+    Raises
+    ------
+    SpecError: several files and no folder, or a place that cannot be written.
+    """
+    folder = output.path
+    if folder is None or (len(launch.files) < 2 and not folder.is_dir()):
+        if len(launch.files) > 1:
+            names = ", ".join(map(clean, launch.files))
+            raise SpecError(f"the launch has several files ({names}); name a folder for them with -o", "-o")
+        output.emit(script(launch, about))
+        return
+    _make(folder)
+    lines = [f"# {clean(about)}", *(f"# {clean(note)}" for note in launch.notes), launch.script()]
+    for name, text in {**launch.files, SCRIPT: "\n".join(lines)}.items():
+        if Path(name).name != name:
+            raise SpecError(f"the launcher's file name {name!r} leaves the folder", f"-o {folder}")
+        write_file(folder / name, text.rstrip("\n") + "\n")
+    output.note("written", f"{', '.join([SCRIPT, *launch.files])} in {folder}")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"cannot be made a folder: {error.strerror}", f"-o {folder}") from None

@@ -1,0 +1,60 @@
+"""``parsolve solve``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from parsolve.commands.options import DURATION, PROBLEM, RESTRICTIONS, Top, build_problem, output_options
+
+
+@click.command("solve", short_help="The fastest legal plans, and the proof that nothing is faster.")
+@PROBLEM
+@click.option(
+    "--top", type=Top(), metavar="N|all", default="5", show_default=True, help="How many plans, or all legal ones."
+)
+@RESTRICTIONS
+@click.option(
+    "--time-limit", type=DURATION, default="30s", show_default=True, help="Stop then, and print the best so far."
+)
+@click.option("--explain", is_flag=True, help="Add the formulas behind every figure of the best plan.")
+@output_options("table", "json", "csv", launchers=True)
+def command(**options: Any) -> int:
+    """The fastest legal plans in exact order, and the proof that nothing legal is faster.
+
+    CLUSTER is GPU:NxG (N fast domains with G GPUs used in each), a preset or a file. MODEL is a preset, a Hugging Face
+    config.json or its folder, or a spec file. Axes: dp tp pp cp ep etp edp zero mbs grad_acc vpp recompute
+    sequence_parallel gbs.
+
+    \b
+    Exit codes: 0 plans printed, 1 nothing is legal, 2 usage or a bad spec,
+    3 time limit before any plan, 130 interrupted.
+
+    \b
+    Examples:
+      parsolve solve h100-sxm:16x8 llama2-70b --seq-len 4096 --gbs 1024
+      parsolve solve cluster.toml ./my-model/config.json --seq-len 8192 \\
+        --gbs-tokens 4M --pin tp=4,8 --max pp=16 -f json -o plan.json
+    """
+    from parsolve.commands.output import Output, Progress
+    from parsolve.commands.show import INTERRUPTED, show
+
+    output = Output.of(options)
+    problem = build_problem(options)
+    from parsolve.api import solve
+
+    result = solve(
+        problem,
+        top=options["top"] or None,
+        time_limit=options["time_limit"],
+        progress=Progress(output.quiet),
+        log=output.verbose and not output.quiet,
+    )
+    data = result.to_json()
+    if options["explain"] and result.plans:
+        from parsolve.explaining import plan_formulas
+
+        data["formulas"] = plan_formulas(result.plans[0])
+    code = show(data, output, lambda index, launcher: result.plans[index].launch(launcher))
+    return INTERRUPTED if result.solver.get("interrupted") else code

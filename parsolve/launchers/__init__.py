@@ -1,0 +1,58 @@
+"""Launchers by name. A new one is a file here and a line in ``LAUNCHERS``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parsolve.config import Config
+from parsolve.constraints import RULES
+from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
+from parsolve.evaluate import axis_values, instance_for
+from parsolve.launchers.base import Launch, Launcher
+from parsolve.launchers.deepspeed import DeepSpeedLauncher
+from parsolve.launchers.megatron import MegatronLauncher
+from parsolve.problem import Problem, replace_workload
+
+LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (MegatronLauncher(), DeepSpeedLauncher())}
+
+
+def launch(name: str, problem: Problem, config: Config) -> Launch:
+    """The launch of a configuration by one launcher.
+
+    A plan made for another framework is first held against the launcher's own rules.
+
+    Raises
+    ------
+    NotExpressibleError: with the reason, when the launcher has no words for the plan or the model.
+    UnknownNameError: no such launcher.
+    """
+    if name not in LAUNCHERS:
+        raise UnknownNameError("launcher", name, LAUNCHERS)
+    launcher = LAUNCHERS[name]
+    if problem.workload.framework != launcher.framework:
+        problem = _translated(problem, config, launcher.framework)
+    return launcher.launch(problem, config)
+
+
+def _translated(problem: Problem, config: Config, framework: str) -> Problem:
+    """The problem under another framework, whose rules the configuration must keep."""
+    try:
+        other = replace_workload(
+            problem,
+            framework=framework,
+            framework_version=None,
+            sequence_parallel=config.sequence_parallel if config.tp > 1 else None,
+        )
+    except SpecError as error:
+        raise NotExpressibleError(str(error)) from None
+    p = instance_for(other, config.layers_per_stage, config.gbs)
+    values = axis_values(p, config)
+    for rule in RULES:
+        if rule.frameworks is not None and framework not in rule.frameworks:
+            continue
+        if rule.role != "canonical" and not bool(rule(p, values)):
+            raise NotExpressibleError(rule.explain(p, values))
+    return other
+
+
+__all__ = ["LAUNCHERS", "Launch", "Launcher", "NotExpressibleError", "launch"]

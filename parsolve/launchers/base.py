@@ -1,0 +1,126 @@
+"""What every launcher shares: the launch it returns, the protocol it follows, a builder of argument lists."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from parsolve.config import Config
+from parsolve.errors import NotExpressibleError
+from parsolve.problem import Problem
+
+
+class ShellWord(str):
+    """A constant piece of shell, such as a variable with its default, printed as it is; never made of user input."""
+
+    __slots__ = ()
+
+
+def quote(word: str) -> str:
+    """A word that the shell hands on unchanged."""
+    return str(word) if isinstance(word, ShellWord) else shlex.quote(word)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One ready launch.
+
+    Parameters
+    ----------
+    env: environment variables, set on the line itself.
+    argv: the program and its arguments, unquoted.
+    files: text of the files that the line refers to, by file name.
+    notes: what the user must know beside the line.
+    config: the content of a JSON file among ``files``, for results in JSON.
+    """
+
+    env: dict[str, str]
+    argv: list[str]
+    files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    config: dict[str, Any] | None = None
+
+    def line(self) -> str:
+        """One shell line, every value quoted."""
+        return " ".join([*self._assignments(), *map(quote, self.argv)])
+
+    def script(self) -> str:
+        """The same command over several lines, an option with its values on each."""
+        lines = [" ".join([*self._assignments(), quote(self.argv[0])])]
+        for word in self.argv[1:]:
+            if word.startswith("-") or word.endswith(".py"):
+                lines.append("    " + quote(word))
+            else:
+                lines[-1] += " " + quote(word)
+        return " \\\n".join(lines)
+
+    def to_json(self) -> str | dict[str, Any]:
+        """The line; with a JSON file ``{"command": line, "config": content}``."""
+        return self.line() if self.config is None else {"command": self.line(), "config": self.config}
+
+    def _assignments(self) -> list[str]:
+        return [f"{name}={quote(value)}" for name, value in self.env.items()]
+
+
+class Launcher(Protocol):
+    """Turns a configuration into the command that trains with it.
+
+    ``framework`` is the workload framework whose rules the launcher's lines obey.
+    """
+
+    name: str
+    framework: str
+
+    def launch(self, problem: Problem, config: Config) -> Launch:
+        """The launch of one configuration.
+
+        Raises
+        ------
+        NotExpressibleError: with the reason, when the plan or the model has no words in this launcher.
+        """
+        ...
+
+
+class Arguments:
+    """An argument list that knows from which version on each option exists, and the notes beside it.
+
+    Parameters
+    ----------
+    program: how the program is called in messages.
+    since: first version of each option; None: no versions.
+    version: the version in force.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        since: Mapping[str, tuple[int, int]] | None = None,
+        version: tuple[int, ...] = (),
+    ) -> None:
+        self.program, self.since, self.version = program, since, version
+        self.words: list[str] = []
+        self.notes: list[str] = []
+
+    def has(self, option: str) -> bool:
+        """The version in force has this option."""
+        return self.since is None or self.version >= self.since[option]
+
+    def add(self, option: str, *values: object, why: str = "") -> None:
+        """Append an option with its values.
+
+        Raises
+        ------
+        NotExpressibleError: the version in force does not have it.
+        """
+        if not self.has(option):
+            first = ".".join(map(str, (self.since or {})[option]))
+            reason = f"{why} needs {option}, which" if why else option
+            raise NotExpressibleError(f"{reason} exists from {self.program} {first} on: raise --framework-version")
+        self.words += [option, *(value if isinstance(value, str) else str(value) for value in values)]
+
+    def note(self, text: str) -> None:
+        """Tell the user something once."""
+        if text not in self.notes:
+            self.notes.append(text)

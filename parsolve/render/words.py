@@ -1,0 +1,204 @@
+"""The sentences of a result: what was asked, what is proven, what stands beside it. Shared by tables and stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from parsolve.render.text import clean, fold_layers, gib, percent, seconds, significant
+
+Data = Mapping[str, Any]
+
+ROUNDING = 1e-9
+"""A gap below this is the last bits of two sums."""
+
+
+def _count(value: float) -> str:
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{unit}"
+    return f"{value:g}"
+
+
+def headline(data: Data) -> str:
+    """Model, cluster and workload in one sentence."""
+    problem = data["problem"]
+    cluster, model, workload = problem["cluster"], problem["model"], problem["workload"]
+    gpus = cluster["domains"] * cluster["gpus_per_domain"]
+    active = (
+        f", {_count(model['num_active_params'])} active" if model["num_active_params"] != model["num_params"] else ""
+    )
+    if workload.get("gbs") is not None:
+        batch = f"{workload['gbs']} sequences"
+    else:
+        batch = f"{_count(workload['gbs_tokens'])} tokens"
+    if workload.get("gbs_tolerance") is not None:
+        batch += f" +- {100 * workload['gbs_tolerance']:g} %"
+    framework = f"{problem['framework']} {problem['framework_version']}".strip()
+    return (
+        f"{model['name']} ({_count(model['num_params'])} parameters{active}) on {cluster['name']} "
+        f"({gpus} {cluster['gpu']['name']}), {framework}, {workload['precision']}, sequence {workload['seq_len']}, "
+        f"batch {batch}"
+    )
+
+
+def config_text(config: Data) -> str:
+    """The configuration as ``--config`` reads it."""
+    names = ("tp", "pp", "cp", "ep", "etp", "dp", "zero", "mbs", "grad_acc", "vpp", "recompute")
+    shown = [f"{name}={config[name]}" for name in names if config[name] != {"cp": 1, "ep": 1, "vpp": 1}.get(name)]
+    if config["etp"] == config["tp"]:
+        shown.remove(f"etp={config['etp']}")
+    if config["tp"] > 1:
+        shown.append(f"sequence_parallel={str(config['sequence_parallel']).lower()}")
+    counts = {n for rank in config["layers_per_stage"] for n in rank}
+    if len(counts) > 1:
+        shown.append(f"layers_per_stage={fold_layers(config['layers_per_stage'])}")
+    return ",".join(shown)
+
+
+def throughput(estimate: Data) -> str:
+    """Rates and the two conventions of utilisation."""
+    memory = estimate["memory_bytes"]
+    return (
+        f"step {seconds(estimate['step_time_s'])}, {estimate['tokens_per_s_per_gpu']:.0f} tokens/s/GPU, "
+        f"{estimate['model_tflops_per_gpu']:.0f} TFLOPS/GPU, MFU {percent(estimate['mfu'])} % (causal attention "
+        f"{percent(estimate['mfu_causal'])} %), memory {gib(memory['total'])} of {gib(memory['limit'])} GiB"
+    )
+
+
+def comparisons(data: Data) -> list[str]:
+    """The rule of thumb and the best even cut."""
+    lines = []
+    baseline, even = data["baseline"], data["even_split"]
+    if baseline:
+        relation = _slower(baseline["relative"], data)
+        step = seconds(baseline["step_time_s"])
+        lines.append(f"rule of thumb: {config_text(baseline['config'])} takes {step}, {relation}")
+    elif data["plans"] and data["status"] in ("optimal", "feasible"):
+        lines.append("rule of thumb: finds no legal plan here")
+    if even and even["config"] != data["plans"][0]["config"]:
+        step = seconds(even["step_time_s"])
+        lines.append(f"equal stages: {config_text(even['config'])} takes {step}, {_slower(even['relative'], data)}")
+    elif even is None and data["plans"] and data["status"] in ("optimal", "feasible"):
+        lines.append("equal stages: no legal plan found has them")
+    return lines
+
+
+def _slower(relative: float, data: Data) -> str:
+    per = " per token" if data["objective"]["unit"] == "s/token" else ""
+    if relative < 1.0005:
+        return f"as fast as the best plan{per}"
+    return f"{relative:.2f} times slower{per}" if relative >= 1.005 else f"{100 * (relative - 1):.2f} % slower{per}"
+
+
+def certificate(data: Data) -> str:
+    """What is proven, in one sentence that claims no more than that."""
+    status, solver, objective = data["status"], data["solver"], data["objective"]
+    if status == "legal":
+        return "legal: the configuration breaks no rule and fits"
+    if status == "illegal":
+        return f"illegal: {len(data['violations'])} rule(s) broken"
+    where = _space(data)
+    stopped = "interrupted" if solver.get("interrupted") else "the time limit ran out"
+    if status == "infeasible":
+        return f"infeasible: no configuration is legal, proven over {where}"
+    if status == "unknown":
+        return f"unknown: {stopped} before a legal plan was found or excluded, {where}; raise --time-limit"
+    bound, gap = objective["bound"], objective["gap"]
+    if status == "optimal":
+        proof = f"optimal; bound {_cost(bound, data)}, gap {_gap(gap)} %"
+        return f"no legal plan of this model is faster than {_cost(objective['best'], data)} ({proof}), {where}"
+    if not bound:
+        return f"feasible, not proven optimal: {stopped} before there was any bound, {where}"
+    return (
+        f"feasible, not proven optimal: {stopped}; no legal plan of this model is faster than {_cost(bound, data)}, so "
+        f"the best one shown ({_cost(objective['best'], data)}) can be improved by {_gap(gap)} % at most, {where}"
+    )
+
+
+def _gap(gap: float | None) -> str:
+    return significant(100 * gap, 2) if gap and gap > ROUNDING else "0"
+
+
+def _cost(value: float, data: Data) -> str:
+    """A cost in the objective's unit, six digits, so that near plans differ."""
+    return f"{value:.6g} {data['objective']['unit']}"
+
+
+def _space(data: Data) -> str:
+    domains = data["problem"]["domains"]
+    text = "; ".join(f"{axis} {_values(axis, values)}" for axis, values in domains.items() if axis not in _IMPLIED)
+    size = data["solver"].get("search_space")
+    return f"{size:,} combinations in domains {text}" if size is not None else f"domains {text}"
+
+
+_IMPLIED = ("dp", "edp", "shards")
+_RECOMPUTE = ("none", "selective", "full")
+
+
+def _values(axis: str, values: list[int]) -> str:
+    if axis == "recompute":
+        return ",".join(_RECOMPUTE[v] if 0 <= v < len(_RECOMPUTE) else str(v) for v in values)
+    if len(values) > 3 and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}..{values[-1]}"
+    return ",".join(map(str, values)) if len(values) <= 14 else f"{values[0]}..{values[-1]} ({len(values)} values)"
+
+
+def conflict(data: Data) -> list[str]:
+    """Why nothing is legal and what would help."""
+    found = data["infeasible"]
+    if not found:
+        return []
+    lines = [clean(found["explanation"])] if found["explanation"] else []
+    lines += [f"- {clean(rule['rule'])}: {clean(rule['message'])}" for rule in found["conflict"]]
+    if found["relaxations"]:
+        lines.append("what would help:")
+    for change in found["relaxations"]:
+        step = f", then {seconds(change['step_time_s'])} a step" if change["step_time_s"] is not None else ""
+        lines.append(f"- {clean(change['change'])} (drops {clean(change['drops'])}){step}")
+    return lines
+
+
+def violations(data: Data) -> list[str]:
+    """What a checked configuration breaks."""
+    return [f"- {clean(v['rule'])}: {clean(v['message'])}" for v in data.get("violations", ())]
+
+
+def formulas(data: Data) -> list[str]:
+    """Every figure of the breakdown with the functions that it is made of."""
+    lines: list[str] = []
+    told: set[str] = set()
+    for item in data.get("formulas", ()):
+        if item["unit"] == "s":
+            hidden = f", {seconds(item['hidden'])} hidden" if item["hidden"] else ""
+            lines.append(f"{item['line']}: {seconds(item['value'])}{hidden}")
+        else:
+            lines.append(f"{item['line']}: {gib(item['value'])} GiB")
+        again = []
+        for function in item["functions"]:
+            if function["name"] in told:
+                again.append(function["name"])
+                continue
+            told.add(function["name"])
+            axes = ", ".join(function["axes"])
+            source = f" [{function['source']}]" if function["source"] else ""
+            text = " ".join(function["formula"].split())
+            lines.append(f"- {function['name']}({axes}), {function['unit']}: {text}{source}")
+        if again:
+            lines.append(f"- of functions above: {', '.join(again)}")
+    return lines
+
+
+def launch_lines(data: Data, plan: Data) -> list[str]:
+    """The command of the problem's framework, never wrapped; or why there is none."""
+    name = data["problem"]["framework"]
+    args = plan.get("args", {})
+    if name not in args:
+        return []
+    made = args[name]
+    if made is None:
+        if data["status"] == "illegal":
+            return []
+        return ["", f"no {name} command: {clean(plan['not_expressible'].get(name, ''))}"]
+    line = made["command"] if isinstance(made, dict) else made
+    return ["", f"{name} (-f {name} prints it alone, over several lines):", clean(line)]
