@@ -39,21 +39,23 @@ class _Bound:
         self.signs = np.array([group.sign for group in quantity.groups])
         self.depth_matters = uses_grad_acc(quantity)
         self.depths = np.unique(work.axis_values("grad_acc"))
-        splits = work.axis_values("split")
+        self.splits = work.axis_values("split")
         ranks = work.tables.domains["pp"]
         depths = self.depths if self.depth_matters else self.depths[:1]
+        weight = self.p.splits.weight[self.splits]
+        of_split = self.p.splits.pp[self.splits]
         slots = self.p.splits.slots
+        self.by_split = np.zeros((len(depths), len(self.splits), slots, len(quantity.groups)))
         self.by_pp = np.zeros((len(depths), len(ranks), slots + 1, len(quantity.groups)))
-        weight = self.p.splits.weight[splits]
         for i, depth in enumerate(depths):
-            counts = coefficients(self.p, quantity, splits, np.array([depth]))
+            counts = coefficients(self.p, quantity, self.splits, np.array([depth]))
+            self.by_split[i] = counts
             mean = np.einsum("sr,srg->sg", weight, counts)
             both = np.concatenate((counts, mean[:, None, :]), axis=1)
             for j, pp in enumerate(ranks):
-                here = both[self.p.splits.pp[splits] == pp]
+                here = both[of_split == pp]
                 if len(here):
-                    least, most = here.min(axis=0), here.max(axis=0)
-                    self.by_pp[i, j] = np.where(self.signs > 0, least, most)
+                    self.by_pp[i, j] = np.where(self.signs > 0, here.min(axis=0), here.max(axis=0))
 
     def of(self, table: Table, rows: dict[int, Array]) -> Array:
         """Lower bound for each partial assignment."""
@@ -66,20 +68,18 @@ class _Bound:
             else:
                 values.append(np.full(size, self.cheapest[i] if group.sign > 0 else self.dearest[i]))
         leaves = np.stack(values, axis=1) * self.signs if values else np.zeros((size, 0))
+        at_depth: Array = np.zeros(size, dtype=np.int64)
+        if self.depth_matters and "grad_acc" in table.values:
+            at_depth = np.searchsorted(self.depths, table.values["grad_acc"])
         if "split" in table.values:
-            depth = table.values["grad_acc"] if "grad_acc" in table.values else np.full(size, self.depths[0])
-            counts = coefficients(self.p, self.quantity, table.values["split"], depth)
+            counts = self.by_split[at_depth, np.searchsorted(self.splits, table.values["split"])]
+        elif "pp" in table.values:
+            at_pp = np.searchsorted(self.work.tables.domains["pp"], table.values["pp"])
+            counts = self.by_pp[at_depth, at_pp]
         else:
-            ranks = self.work.tables.domains["pp"]
-            at_depth: Array = np.zeros(size, dtype=np.int64)
-            if self.depth_matters and "grad_acc" in table.values:
-                at_depth = np.searchsorted(self.depths, table.values["grad_acc"])
-            if "pp" in table.values:
-                counts = self.by_pp[at_depth, np.searchsorted(ranks, table.values["pp"])]
-            else:
-                present = np.isin(ranks, self.work.axis_values("pp"))
-                least, most = self.by_pp[:, present].min(axis=1), self.by_pp[:, present].max(axis=1)
-                counts = np.where(self.signs > 0, least, most)[at_depth]
+            present = np.isin(self.work.tables.domains["pp"], self.work.axis_values("pp"))
+            least, most = self.by_pp[:, present].min(axis=1), self.by_pp[:, present].max(axis=1)
+            counts = np.where(self.signs > 0, least, most)[at_depth]
         worst: Array = np.einsum("nrg,ng->nr", counts, leaves).max(axis=1)
         return np.maximum(worst, 0.0) if self.quantity.at_least_zero else worst
 

@@ -27,7 +27,7 @@ from parsolve.optimizer.tables import Table, build_tables
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
 
-GUESSES = (1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 16.0, math.inf)
+GUESSES = (1.03, 1.08, 1.15, 1.25, 1.35, 1.5, 1.7, 2.0, 2.5, 4.0, 16.0, math.inf)
 """Bounds tried, as multiples of the root lower bound."""
 JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""
@@ -83,13 +83,13 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
     ]
 
 
-def evaluate_rows(p: Instance, table: Table) -> tuple[Array, Array]:
-    """Step time of each row, and whether it holds every limit."""
-    times = np.broadcast_to(np.asarray(total_time(p, table.values), dtype=float), (table.size,))
+def evaluate_rows(p: Instance, table: Table, times: bool = True) -> tuple[Array, Array]:
+    """Step time of each row (0 unless ``times``), and whether it holds every limit."""
+    cost = total_time(p, table.values) if times else 0.0
     legal = np.ones(table.size, dtype=bool)
     for limit in active_limits(p.problem):
         legal &= np.broadcast_to(np.asarray(limit.holds(p, table.values)), (table.size,))
-    return times, legal
+    return np.broadcast_to(np.asarray(cost, dtype=float), (table.size,)), legal
 
 
 class _List:

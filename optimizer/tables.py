@@ -108,14 +108,15 @@ def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rul
     return table
 
 
-def _scopes(quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
-    """Axis sets of the tables: those of leaves, and of rules that fit into no leaf's."""
-    wanted = {ordered(part.axes) for quantity in quantities for part in quantity.parts}
+def _scopes(axes: Iterable[str], quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
+    """Axis sets of the tables: those of leaves, of rules that fit into no leaf's, and every axis at least once."""
+    wanted = {(axis,) for axis in axes}
+    wanted |= {ordered(part.axes) for quantity in quantities for part in quantity.parts}
     wanted |= {rule.axes for rule in rules}
     kept: list[tuple[str, ...]] = []
-    for axes in sorted(wanted, key=lambda a: (-len(a), a)):
-        if not any(set(axes) <= set(wide) and len(wide) - len(axes) <= _widening(axes) for wide in kept):
-            kept.append(axes)
+    for scope in sorted(wanted, key=lambda a: (-len(a), a)):
+        if not any(set(scope) <= set(wide) and len(wide) - len(scope) <= _widening(scope) for wide in kept):
+            kept.append(scope)
     return kept
 
 
@@ -157,7 +158,7 @@ def build_tables(
     held = tuple(active_limits(p.problem) if limits is None else limits)
     summands = step_time(p) if objective else ()
     budgets = [(limit.quantity(p), float(limit.budget(p))) for limit in held]
-    scopes = _scopes([*summands, *(q for q, _ in budgets)], active)
+    scopes = _scopes(domains, [*summands, *(q for q, _ in budgets)], active)
     tables = [tabulate(p, axes, domains, active) for axes in scopes]
     result = Tables(p, domains, tables)
     result.objective = [_tabulated(p, quantity, tables, None) for quantity in summands]

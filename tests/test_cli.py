@@ -342,7 +342,9 @@ def test_misuse_exits_2_and_says_how_to_mend_it(args: list[str], part: str, mode
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("config", ["tp", "tp=2,foo=1", "tp=0", "tp=2,tp=4", "layers_per_stage=3|1x", "none.json", "zero=4"])
+@pytest.mark.parametrize(
+    "config", ["tp", "tp=2,foo=1", "tp=0", "tp=2,tp=4", "layers_per_stage=3|1x", "none.json", "zero=4"]
+)
 def test_a_config_that_cannot_be_read(model: Path, config: str) -> None:
     assert run("check", CLUSTER, model, *size(), "--config", config).exit_code == 2
 
@@ -398,7 +400,10 @@ def _python(code: str) -> str:
         (["solve", "--help"], ("ortools", "rich")),
         (["gpus"], ("ortools", "numpy", "rich")),
         (["check", CLUSTER, "llama2-7b", "--seq-len", "1024", "--gbs", "8", "--config", "tp=2"], ("ortools",)),
-        (["check", CLUSTER, "llama2-7b", "--seq-len", "1024", "--gbs", "8", "--config", "tp=2", "--json"], ("ortools", "rich")),
+        (
+            ["check", CLUSTER, "llama2-7b", "--seq-len", "1024", "--gbs", "8", "--config", "tp=2", "--json"],
+            ("ortools", "rich"),
+        ),
         (["explain", "memory"], ("ortools", "rich")),
     ],
 )
@@ -416,7 +421,7 @@ print([name for name in {absent!r} if name in sys.modules])
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -m parsolve models -f json | head -c 10; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m parsolve models -f json | head -c 10; echo; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""

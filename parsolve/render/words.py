@@ -190,14 +190,13 @@ def formulas(data: Data) -> list[str]:
 
 
 def launch_lines(data: Data, plan: Data) -> list[str]:
-    """The command of the problem's framework, never wrapped; or why there is none."""
-    name = data["problem"]["framework"]
+    """The command of the problem's framework (generic: Megatron's), never wrapped; or why there is none."""
     args = plan.get("args", {})
-    if name not in args:
-        return []
-    made = args[name]
+    own = data["problem"]["framework"] in args
+    name = data["problem"]["framework"] if own else "megatron"
+    made = args.get(name)
     if made is None:
-        if data["status"] == "illegal":
+        if data["status"] == "illegal" or not own:
             return []
         return ["", f"no {name} command: {clean(plan['not_expressible'].get(name, ''))}"]
     line = made["command"] if isinstance(made, dict) else made

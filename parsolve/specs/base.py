@@ -63,7 +63,8 @@ def _field_names(cls: type[BaseModel], path: tuple[int | str, ...]) -> list[str]
 
 def _first_error(cls: type[BaseModel], error: ValidationError, where: str) -> SpecError:
     details = error.errors()
-    first = details[0]
+    # a misspelt key explains the missing one
+    first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
     path = tuple(part for part in first["loc"] if part not in ("function-after", "function-before"))
     key = ".".join(str(part) for part in path)
     place = f"{where}: {key}" if key else where

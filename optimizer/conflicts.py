@@ -1,0 +1,293 @@
+"""Why nothing is legal: a minimal set of rules and limits that exclude each other, and changes that help, computed.
+
+Feasibility of a subset of rules is decided exactly by the same tables, filter and join as the ranking (CP-SAT where a
+join would be cut off). The conflict is found by QuickXplain (Junker 2004): drop any one member and a plan exists.
+Grids and canonical spellings are background. Every relaxation is solved before it is printed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from parsolve.config import Config
+from parsolve.constraints.memory import memory, stage_memory
+from parsolve.errors import SpecError
+from parsolve.evaluate import Violation, active_limits, active_rules
+from parsolve.functions import Limit, Rule
+from parsolve.optimizer import domains as domain_module
+from parsolve.optimizer.bounds import Filter
+from parsolve.optimizer.join import join
+from parsolve.optimizer.ranking import configs_of, evaluate_rows, rank
+from parsolve.optimizer.tables import build_tables
+from parsolve.problem import Problem, replace_workload
+from parsolve.result import Infeasible, Relaxation
+from parsolve.specs import Cluster, Recompute
+from parsolve.units import format_bytes
+
+SAMPLE_ROWS = 20_000
+TIME_BUDGET_S = 20.0
+"""Relaxations stop being searched for after this long; what was found is printed."""
+
+
+def first_legal(problem: Problem) -> Config | None:
+    """Any legal plan, or None with certainty that there is none."""
+    for gbs in domain_module.reachable_batches(problem):
+        p, domains = domain_module.build(problem, gbs)
+        if any(len(values) == 0 for values in domains.values()):
+            continue
+        work = Filter(build_tables(p, domains, objective=False))
+        if not work.reduce():
+            continue
+        for rows in (SAMPLE_ROWS, 100 * SAMPLE_ROWS):
+            joined = join(work, math.inf, rows)
+            _, legal = evaluate_rows(p, joined.table, times=False)
+            if legal.any():
+                return configs_of(p, joined.table, [int(legal.argmax())])[0]
+            if joined.complete:
+                break
+        else:
+            found = _by_cp_sat(problem, work)
+            if found is not None:
+                return found
+    return None
+
+
+def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
+    """The same question to CP-SAT, for spaces too large to join."""
+    import numpy as np
+
+    from parsolve.optimizer.model import CpModel
+    from parsolve.optimizer.tables import Table
+
+    model = CpModel(work.tables, work.alive, math.inf)
+    while True:
+        outcome = model.solve(None)
+        if outcome.values is None:
+            return None
+        table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
+        if evaluate_rows(work.tables.p, table, times=False)[1][0]:
+            return configs_of(work.tables.p, table, [0])[0]
+        model.block(outcome.values)
+
+
+def keep_only(problem: Problem, kept: Sequence[Rule | Limit]) -> Problem:
+    """The problem with just these droppable rules and limits."""
+    names = {f.name for f in kept}
+    built_in = {r.name for r in active_rules(problem) if r.role == "legal"} | {x.name for x in active_limits(problem)}
+    own_rules = tuple(r for r in problem.rules if r.name in names)
+    own_limits = tuple(x for x in problem.limits if x.name in names)
+    own = {f.name for f in (*problem.rules, *problem.limits)}
+    return problem.with_(rules=own_rules, limits=own_limits, without=problem.without | (built_in - names - own))
+
+
+def droppable(problem: Problem) -> list[Rule | Limit]:
+    """Rules and limits that may be named in a conflict; the user's own come last, so that they are kept longest."""
+    rules = [r for r in active_rules(problem) if r.role == "legal" or r in problem.rules]
+    return [*active_limits(problem), *rules]
+
+
+def minimal_conflict(problem: Problem) -> list[Rule | Limit]:
+    """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan."""
+
+    def feasible(kept: Sequence[Rule | Limit]) -> bool:
+        return first_legal(keep_only(problem, kept)) is not None
+
+    def explain(background: list[Rule | Limit], delta: bool, candidates: list[Rule | Limit]) -> list[Rule | Limit]:
+        if delta and not feasible(background):
+            return []
+        if len(candidates) == 1:
+            return candidates
+        half = len(candidates) // 2
+        first, second = candidates[:half], candidates[half:]
+        from_second = explain([*background, *first], bool(first), second)
+        from_first = explain([*background, *from_second], bool(from_second), first)
+        return [*from_first, *from_second]
+
+    if not feasible([]):
+        return []
+    return explain([], False, droppable(problem))
+
+
+@dataclass
+class _Watch:
+    start: float
+
+    def over(self) -> bool:
+        return time.perf_counter() - self.start > TIME_BUDGET_S
+
+
+def explain_infeasible(problem: Problem) -> Infeasible:
+    """The conflict in words and the relaxations that were solved, cheapest change first."""
+    watch = _Watch(time.perf_counter())
+    members = minimal_conflict(problem)
+    described = tuple(_describe(problem, member) for member in members)
+    relaxations = tuple(_relaxations(problem, members, watch))
+    if not members:
+        text = f"no split of {problem.cluster.num_gpus} GPUs satisfies both grids within the stated domains"
+    else:
+        names = ", ".join(member.name for member in members)
+        text = f"these exclude each other: {names}. Dropping any one of them leaves a legal plan"
+    return Infeasible(described, text, relaxations)
+
+
+def least_memory(problem: Problem) -> float | None:
+    """The smallest budget, bytes to about 0.5 %, at which some plan fits when only memory is in the way."""
+
+    def fits(budget: float) -> bool:
+        own = Limit("memory budget", stage_memory, lambda p: budget, memory.message)
+        return first_legal(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})) is not None
+
+    low = float(problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve)
+    high = 2 * low
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > 2**50:
+            return None
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _describe(problem: Problem, member: Rule | Limit) -> Violation:
+    if member.name == "memory":
+        usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
+        least = least_memory(problem)
+        need = f"the leanest layout needs about {format_bytes(least)}" if least else "no layout comes near"
+        gpu = problem.cluster.gpu.name
+        return Violation("memory", f"a {gpu} has {format_bytes(usable)} usable; {need} on its worst stage", {})
+    first_line = (member.doc or member.name).split("\n")[0]
+    facts = {
+        "global_batch": f" (GBS {problem.gbs_target[0]}, {problem.cluster.num_gpus} GPUs)",
+        "attention_heads": f" ({problem.model.num_heads} heads)",
+        "kv_heads": f" ({problem.model.num_kv_heads} key/value heads)",
+        "experts_divide": f" ({problem.model.moe.num_experts if problem.model.moe else 0} experts)",
+        "tp_in_domain": f" ({problem.cluster.gpus_per_domain} GPUs)",
+        "layers_divide": f" ({problem.model.num_layers} layers)",
+    }
+    return Violation(member.name, first_line + facts.get(member.name, ""), {})
+
+
+def _step_time(problem: Problem) -> float | None:
+    """Best step time, s; None when nothing is legal."""
+    if first_legal(problem) is None:
+        return None
+    plans = rank(problem, 1, time_limit=10.0).plans
+    return plans[0].step_time_s if plans else None
+
+
+def _relaxations(problem: Problem, members: Sequence[Rule | Limit], watch: _Watch) -> Iterator[Relaxation]:
+    """Changes that make the problem feasible, each solved."""
+    names = {member.name for member in members}
+    makers: list[Callable[[], Relaxation | None]] = []
+    for member in members:
+        if member in problem.rules or member in problem.limits:
+            makers.append(lambda m=member: _without(problem, m))
+    if "memory" in names:
+        if set(Recompute) - set(problem.workload.recompute):
+            makers.append(lambda: _recompute(problem))
+        makers += [lambda: _more_memory(problem), lambda: _shorter(problem)]
+    if "global_batch" in names:
+        makers.append(lambda: _other_batch(problem))
+    if names & {"memory", "global_batch"} or not members:
+        makers.append(lambda: _more_domains(problem))
+    if "memory" not in names or not members:
+        makers.append(lambda: _fewer_domains(problem))
+    for make in makers:
+        if watch.over():
+            return
+        found = make()
+        if found is not None:
+            yield found
+
+
+def _without(problem: Problem, member: Rule | Limit) -> Relaxation | None:
+    rules = tuple(r for r in problem.rules if r is not member)
+    limits = tuple(x for x in problem.limits if x is not member)
+    step = _step_time(problem.with_(rules=rules, limits=limits))
+    return None if step is None else Relaxation(f"drop {member.name}", member.name, step)
+
+
+def _recompute(problem: Problem) -> Relaxation | None:
+    step = _step_time(replace_workload(problem, recompute=tuple(Recompute)))
+    return None if step is None else Relaxation("allow recomputation of whole layers", "memory", step)
+
+
+def _more_memory(problem: Problem) -> Relaxation | None:
+    need = least_memory(problem)
+    if need is None:
+        return None
+    usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
+    own = Limit("memory budget", stage_memory, lambda p: need, memory.message)
+    step = _step_time(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"}))
+    if step is None:
+        return None
+    return Relaxation(f"{format_bytes(need - usable)} more memory per GPU ({format_bytes(need)} usable)", "memory", step)
+
+
+def _shorter(problem: Problem) -> Relaxation | None:
+    length = problem.workload.seq_len
+    for divisor in (2, 4, 8):
+        if length % divisor or length // divisor < 512:
+            return None
+        step = _step_time(replace_workload(problem, seq_len=length // divisor))
+        if step is not None:
+            return Relaxation(f"sequence length {length // divisor} instead of {length}", "memory", step)
+    return None
+
+
+def _other_batch(problem: Problem) -> Relaxation | None:
+    if problem.per_token or problem.workload.gbs is None:
+        return None
+    gbs, world = problem.workload.gbs, problem.cluster.num_gpus
+    near = [gbs + sign * k for k in range(1, 33) for sign in (1, -1)]
+    multiples = [unit * k for unit in (d for d in domain_module.divisors(world) if d > 1) for k in (gbs // unit, gbs // unit + 1)]
+    for candidate in sorted({g for g in (*near, *multiples) if g > 0 and g != gbs}, key=lambda g: (abs(g - gbs), -g)):
+        changed = replace_workload(problem, gbs=candidate)
+        if first_legal(changed) is not None:
+            step = _step_time(changed)
+            return Relaxation(f"a global batch of {candidate} instead of {gbs} sequences", "global_batch", step)
+    return None
+
+
+def _resized(problem: Problem, domains: int) -> Problem | None:
+    data = problem.cluster.model_dump()
+    try:
+        return problem.with_(cluster=Cluster.read({**data, "domains": domains}, "cluster"))
+    except SpecError:
+        return None
+
+
+def _more_domains(problem: Problem) -> Relaxation | None:
+    now = problem.cluster.domains
+    tried = sorted({*(now + k for k in range(1, 5)), *(now * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64))})
+    for domains in tried:
+        changed = _resized(problem, domains)
+        if changed is not None and first_legal(changed) is not None:
+            step = _step_time(changed)
+            gpus = changed.cluster.num_gpus
+            return Relaxation(f"{domains - now} more domain(s): {domains} with {gpus} GPUs in all", "world_size", step)
+    return None
+
+
+def _fewer_domains(problem: Problem) -> Relaxation | None:
+    now = problem.cluster.domains
+    for domains in range(now - 1, max(0, now - 9), -1):
+        changed = _resized(problem, domains)
+        if changed is not None and first_legal(changed) is not None:
+            step = _step_time(changed)
+            return Relaxation(f"use {domains} of the {now} domains ({changed.cluster.num_gpus} GPUs)", "world_size", step)
+    per_domain = problem.cluster.gpus_per_domain
+    for gpus in range(per_domain - 1, 0, -1):
+        data = problem.cluster.model_dump()
+        try:
+            changed = problem.with_(cluster=Cluster.read({**data, "gpus_per_domain": gpus}, "cluster"))
+        except SpecError:
+            continue
+        if first_legal(changed) is not None:
+            step = _step_time(changed)
+            return Relaxation(f"use {gpus} of the {per_domain} GPUs in each domain", "world_size", step)
+    return None
