@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from parsolve import Problem
+from parsolve import Problem, rule
+from parsolve.expressions import require_rule
+from parsolve.functions import Rule
 from parsolve.specs import Cluster, Gpu, Model, MoE, Network, Recompute, Workload
 
 
-def random_problem(seed: int) -> Problem:
-    """A dense or MoE problem with odd sizes; about one in four is infeasible."""
+SHAPES = [(1, 4), (1, 6), (1, 8), (2, 4), (3, 4), (1, 7), (5, 2), (1, 5), (2, 8), (3, 8), (4, 8), (1, 16)]
+
+
+def random_problem(seed: int, large: bool = False) -> Problem:
+    """A dense or MoE problem with odd sizes; some are infeasible. ``large`` draws bigger worlds and deeper models."""
     rng = random.Random(seed)
-    domains, per_domain = rng.choice([(1, 4), (1, 6), (1, 8), (2, 4), (3, 4), (2, 8), (3, 8), (1, 7), (5, 2), (4, 8), (1, 16)])
-    memory = rng.choice([6, 10, 16, 24, 40, 80])
+    domains, per_domain = rng.choice(SHAPES if large else SHAPES[:8])
+    memory = rng.choice([6, 7, 8, 10, 16, 40])
     gpu = Gpu(
         name="test-gpu",
         compute_capability=rng.choice([7.0, 8.0, 9.0]),
@@ -34,7 +39,7 @@ def random_problem(seed: int) -> Problem:
     )
     heads = rng.choice([4, 6, 8, 12, 16, 25])
     kv = rng.choice([k for k in (1, 2, 4, 8, heads) if heads % k == 0])
-    layers = rng.choice([3, 4, 6, 7, 8, 10, 12])
+    layers = rng.choice([3, 4, 6, 7, 8, 10, 12] if large else [2, 3, 4, 5, 6])
     head_dim = rng.choice([64, 128])
     moe = None
     if rng.random() < 0.5:
@@ -60,16 +65,40 @@ def random_problem(seed: int) -> Problem:
         tied_embeddings=rng.random() < 0.3,
         moe=moe,
     )
-    options: dict[str, Any] = {"gbs": rng.choice([8, 12, 24, 48, 60, 64, 96])}
+    options: dict[str, Any] = {"gbs": rng.choice([8, 12, 24, 48, 60, 64, 96] if large else [6, 8, 12, 20, 24, 32])}
     mode = rng.random()
     if mode < 0.12:
-        options = {"gbs": 24, "gbs_tolerance": 0.2}
+        options = {"gbs": 12, "gbs_tolerance": 0.1}
     elif mode < 0.24:
-        options = {"gbs_tokens": rng.choice([50_000, 100_000])}
+        options = {"gbs_tokens": rng.choice([10_000, 50_000])}
     workload = Workload(
         seq_len=rng.choice([512, 1000, 2048, 4096]),
         framework=rng.choice(["megatron", "megatron", "deepspeed", "generic"]),
         recompute=rng.choice([tuple(Recompute), (Recompute.NONE,), (Recompute.NONE, Recompute.FULL)]),
         **options,
     )
-    return Problem(cluster, model, workload)
+    return Problem(cluster, model, workload, rules=_user_rules(rng))
+
+
+@rule("tp*cp is over 4")
+def small_groups(p: Any, *, tp: Any, cp: Any) -> Any:
+    """A user's rule over two axes."""
+    return tp * cp <= 4
+
+
+@rule("an odd number of microbatches in a pipeline")
+def even_depth(p: Any, *, pp: Any, grad_acc: Any) -> Any:
+    """A user's rule that ties pipeline and batch."""
+    return (pp == 1) | (grad_acc % 2 == 0)
+
+
+def _user_rules(rng: random.Random) -> tuple[Rule, ...]:
+    """Sometimes a rule of the user's, or a pin."""
+    draw = rng.random()
+    if draw < 0.15:
+        return (small_groups,)
+    if draw < 0.3:
+        return (even_depth,)
+    if draw < 0.4:
+        return (require_rule("tp >= 2 or mbs == 1"),)
+    return ()

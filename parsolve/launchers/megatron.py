@@ -30,7 +30,7 @@ class MegatronLauncher:
     def launch(self, problem: Problem, config: Config) -> Launch:
         """The torchrun line of a configuration; see ``Launcher.launch``."""
         args = Arguments("Megatron-LM", SINCE, problem.version)
-        add_model(args, problem)
+        add_model(args, problem, config.tp)
         _add_precision(args, problem)
         _add_grid(args, problem, config)
         _add_pipeline_cut(args, problem, config)

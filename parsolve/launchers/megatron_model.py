@@ -24,8 +24,8 @@ def windowed(problem: Problem) -> bool:
     return window is not None and window < problem.workload.seq_len
 
 
-def add_model(args: Arguments, problem: Problem) -> None:
-    """Every option that describes the model.
+def add_model(args: Arguments, problem: Problem, tp: int) -> None:
+    """Every option that describes the model; ``tp`` are its tensor-parallel ranks.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def add_model(args: Arguments, problem: Problem) -> None:
     _refuse(model)
     args.add("--num-layers", model.num_layers)
     args.add("--hidden-size", model.hidden_size)
-    args.add("--ffn-hidden-size", _ffn_size(model))
+    args.add("--ffn-hidden-size", _ffn_size(model, tp))
     args.add("--num-attention-heads", model.num_heads)
     if model.mla:
         _add_latent_attention(args, model, model.mla)
@@ -76,9 +76,11 @@ def _refuse(model: Model) -> None:
             raise NotExpressibleError(f"{model.name}: Megatron-LM has no {what}")
 
 
-def _ffn_size(model: Model) -> int:
-    """Width of the dense MLPs; without any, one that every tensor-parallel size divides."""
-    return model.ffn_size if model.num_dense_layers else 4 * model.hidden_size
+def _ffn_size(model: Model, tp: int) -> int:
+    """Width of the dense MLPs; where there are none, any width that divides will do, the experts' first."""
+    if model.num_dense_layers or model.moe is None:
+        return model.ffn_size
+    return model.moe.ffn_size if model.moe.ffn_size % tp == 0 else 4 * model.hidden_size
 
 
 def _add_attention(args: Arguments, model: Model) -> None:
