@@ -129,7 +129,8 @@ def explain_infeasible(problem: Problem) -> Infeasible:
         text = f"no split of {problem.cluster.num_gpus} GPUs satisfies both grids within the stated domains"
     else:
         names = ", ".join(member.name for member in members)
-        text = f"these exclude each other: {names}. Dropping any one of them leaves a legal plan"
+        alone = f"{names} alone excludes every plan; without it a legal plan exists"
+        text = alone if len(members) == 1 else f"these exclude each other: {names}; without any one of them a plan exists"
     return Infeasible(described, text, relaxations)
 
 
@@ -158,7 +159,7 @@ def _describe(problem: Problem, member: Rule | Limit) -> Violation:
         least = least_memory(problem)
         need = f"the leanest layout needs about {format_bytes(least)}" if least else "no layout comes near"
         gpu = problem.cluster.gpu.name
-        return Violation("memory", f"a {gpu} has {format_bytes(usable)} usable; {need} on its worst stage", {})
+        return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {need} on its worst stage", {})
     first_line = (member.doc or member.name).split("\n")[0]
     facts = {
         "global_batch": f" (GBS {problem.gbs_target[0]}, {problem.cluster.num_gpus} GPUs)",

@@ -61,6 +61,7 @@ class Ranking:
     cpu_s: float = 0.0
     timed_out: bool = False
     legal: int | None = None
+    open_bound: float = 0.0
 
 
 def rank_key(value: float) -> float:
@@ -159,9 +160,10 @@ def rank(
             if not finished:
                 result.timed_out = True
     except KeyboardInterrupt:
-        result.complete, lowest = False, 0.0
+        result.complete = False
         result.plans = best.sorted()
-        result.bound = 0.0
+        if len(batches) == 1 and result.plans:
+            result.bound = min(result.open_bound, result.plans[0].key)
         _stop(result, clock)
         raise InterruptedRanking(result) from None
     result.plans = best.sorted()
@@ -219,13 +221,14 @@ def _rank_batch(
     base = Filter(tables)
     if not base.reduce(best.worst / scale * (1 + SLACK)):
         return True, math.inf
+    result.open_bound = base.lower_bound * scale
     exhausted, joined = False, None
     for guess in GUESSES:
         if clock.over():
             return False, base.lower_bound * scale
         limit = min(best.worst / scale * (1 + SLACK), base.lower_bound * guess)
         found, exhausted, joined = _enumerate(base, p, limit, scale, best)
-        say(f"batch {gbs}: {found} plans within {limit:.4g} s, best {_best_text(best)}")
+        say(_progress(gbs, best, base.lower_bound, found))
         if exhausted and limit >= best.worst / scale:
             break
         if exhausted and limit == math.inf:
@@ -238,9 +241,13 @@ def _rank_batch(
     return _prove(p, base, scale, best, result, clock, joined if exhausted else None, log)
 
 
-def _best_text(best: _List) -> str:
+def _progress(gbs: int, best: _List, bound: float, found: int) -> str:
     ranked = best.sorted()
-    return f"{ranked[0].step_time_s:.4g} s" if ranked else "none yet"
+    if not ranked:
+        return f"batch {gbs}: no plan yet, bound {bound:.4g} s"
+    step = ranked[0].step_time_s
+    gap = max(0.0, 1 - bound / step) if ranked[0].config.gbs == gbs else 0.0
+    return f"batch {gbs}: best {step:.4g} s, bound {bound:.4g} s, gap {gap:.1%}, {found} plans in reach"
 
 
 def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool, Joined | None]:

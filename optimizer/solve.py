@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from parsolve.api import assumptions, make_plan
@@ -10,9 +11,10 @@ from parsolve.config import Config
 from parsolve.evaluate import instance_for, total_time
 from parsolve.functions import rule
 from parsolve.optimizer.baseline import rule_of_thumb
-from parsolve.optimizer.ranking import InterruptedRanking, Ranking, rank
+from parsolve.optimizer.ranking import InterruptedRanking, Ranked, Ranking, rank
 from parsolve.problem import Instance, Problem
-from parsolve.result import Baseline, Result
+from parsolve.result import Baseline, Plan, Result
+from parsolve.splits import Layers
 
 
 @rule("only even cuts", name="even cut only")
@@ -44,8 +46,9 @@ def solve_problem(
     }
     if interrupted:
         figures["interrupted"] = True
-    best = ranking.plans[0].key if ranking.plans else None
-    plans = tuple(make_plan(problem, plan.config, i + 1, best) for i, plan in enumerate(ranking.plans))
+    plans = _plans(problem, ranking)
+    best = ranking.plans[0] if ranking.plans else None
+    left = None if time_limit is None else time_limit - ranking.wall_s
     result = Result(
         problem=problem,
         status=status,
@@ -55,11 +58,9 @@ def solve_problem(
         domains=ranking.domains,
         solver=figures,
         baseline=_beside("rule-of-thumb", problem, thumb, best) if best is not None else None,
-        even_split=_even_split(problem, ranking, best) if best is not None else None,
+        even_split=None if best is None or interrupted else _even_split(problem, ranking, best, left),
     )
     if status == "infeasible":
-        from dataclasses import replace
-
         from parsolve.optimizer.conflicts import explain_infeasible
 
         result = replace(result, infeasible=explain_infeasible(problem))
@@ -72,25 +73,41 @@ def _status(ranking: Ranking) -> str:
     return "feasible" if ranking.plans else "unknown"
 
 
-def _cost(problem: Problem, config: Config) -> tuple[float, float]:
-    """(ranking cost, step time in s) of one configuration."""
+def _plans(problem: Problem, ranking: Ranking) -> tuple[Plan, ...]:
+    """The ranked configurations with their estimates; instances are shared between plans with the same cut."""
+    instances: dict[tuple[Layers, int], Instance] = {}
+    plans: list[Plan] = []
+    best: float | None = None
+    for position, ranked in enumerate(ranking.plans, 1):
+        config = ranked.config
+        key = (config.layers_per_stage, config.gbs)
+        if key not in instances:
+            instances[key] = instance_for(problem, *key)
+        plan = make_plan(problem, config, position, best, instances[key])
+        if best is None:
+            best = plan.estimate.time_per_token_s if problem.per_token else plan.estimate.step_time_s
+        plans.append(plan)
+    return tuple(plans)
+
+
+def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) -> Baseline | None:
+    """A comparison plan and how many times slower than the best it is."""
+    if config is None:
+        return None
     p = instance_for(problem, config.layers_per_stage, config.gbs)
     step = float(total_time(p, {**config.axes(), "split": 0}))
-    return (step / (config.gbs * problem.workload.seq_len) if problem.per_token else step), step
+    relative = step / best.step_time_s
+    if problem.per_token:
+        relative *= best.config.gbs / config.gbs
+    return Baseline(name, config, step, 1.0 if config == best.config else relative)
 
 
-def _beside(name: str, problem: Problem, config: Config | None, best: float | None) -> Baseline | None:
-    if config is None or best is None:
-        return None
-    cost, step = _cost(problem, config)
-    return Baseline(name, config, step, cost / best)
-
-
-def _even_split(problem: Problem, ranking: Ranking, best: float | None) -> Baseline | None:
-    """The best plan whose stages are equal: the answer itself when it is, else a solve with that rule added."""
+def _even_split(problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None) -> Baseline | None:
+    """The best plan whose stages are equal: one of the ranking if it holds one, else a solve with that rule added."""
     for plan in ranking.plans:
-        cut = plan.config.layers_per_stage
-        if len({n for rank_layers in cut for n in rank_layers}) == 1:
+        if len({n for stage in plan.config.layers_per_stage for n in stage}) == 1:
             return _beside("even", problem, plan.config, best)
-    again = rank(problem.with_(rules=(*problem.rules, even_cut)), 1, time_limit=10.0)
+    if time_limit is not None and time_limit <= 0:
+        return None
+    again = rank(problem.with_(rules=(*problem.rules, even_cut)), 1, time_limit)
     return _beside("even", problem, again.plans[0].config, best) if again.plans else None

@@ -17,9 +17,14 @@ from parsolve.result import Plan, Result
 ConfigLike = Config | str | Path | Mapping[str, Any]
 
 
-def make_plan(problem: Problem, config: Config, rank: int = 1, best: float | None = None) -> Plan:
-    """A configuration with its estimate, placement and warnings; ``best`` is the cost that counts as 1.0."""
-    p = instance_for(problem, config.layers_per_stage, config.gbs)
+def make_plan(
+    problem: Problem, config: Config, rank: int = 1, best: float | None = None, p: Instance | None = None
+) -> Plan:
+    """A configuration with its estimate, placement and warnings; ``best`` is the cost that counts as 1.0.
+
+    ``p`` is an instance that knows the configuration's cut at its batch size, when the caller has one.
+    """
+    p = p or instance_for(problem, config.layers_per_stage, config.gbs)
     figures = estimate(_as_configured(p, config), config)
     cost = figures.time_per_token_s if problem.per_token else figures.step_time_s
     return Plan(

@@ -100,6 +100,22 @@ def axis_values(p: Instance, config: Config) -> dict[str, int]:
     return {**config.axes(), "split": p.splits.index[config.layers_per_stage]}
 
 
+def time_tree(p: Instance) -> tuple[StageMax, ...]:
+    """The summands of the step time, built once an instance."""
+    if "time" not in p.memo:
+        p.memo["time"] = step_time(p)
+    tree: tuple[StageMax, ...] = p.memo["time"]
+    return tree
+
+
+def memory_tree(p: Instance) -> StageMax:
+    """The memory of a stage, built once an instance."""
+    if "memory" not in p.memo:
+        p.memo["memory"] = stage_memory(p)
+    tree: StageMax = p.memo["memory"]
+    return tree
+
+
 def model_flops_per_token(p: Instance) -> tuple[float, float]:
     """Forward and backward FLOPs of a token, full-attention (PaLM) and causal convention; recomputation not counted.
 
@@ -130,7 +146,7 @@ def _stage_parts(p: Instance, quantity: StageMax, values: Mapping[str, Any], slo
 def _times(p: Instance, values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     terms: dict[str, float] = {}
     hidden: dict[str, float] = {}
-    for quantity in step_time(p):
+    for quantity in time_tree(p):
         stages = [float(v) for v in quantity.stages(p, values)]
         slot = int(np.argmax(stages))
         if quantity.at_least_zero:
@@ -159,7 +175,7 @@ def _times(p: Instance, values: Mapping[str, Any]) -> tuple[dict[str, float], di
 def stage_memories(p: Instance, config: Config) -> list[StageMemory]:
     """Memory by part of each representative pipeline rank, in rank order."""
     values = axis_values(p, config)
-    quantity = stage_memory(p)
+    quantity = memory_tree(p)
     rows = {}
     for slot in range(p.splits.slots):
         rank = int(p.splits.rank[values["split"], slot])
@@ -201,7 +217,7 @@ _ALWAYS = {"parameters", "gradients", "optimizer", "activations", "logits", "fra
 def total_time(p: Instance, values: Mapping[str, Any]) -> Any:
     """Step time of scalar or array axis values, s: what the solver minimises and the oracle sorts by."""
     total: Any = 0.0
-    for quantity in step_time(p):
+    for quantity in time_tree(p):
         total = total + quantity.value(p, values)
     return total
 

@@ -154,11 +154,12 @@ class Problem:
 class Instance:
     """What the functions of axes see as ``p``: every quantity that does not depend on a decision.
 
-    Seconds, bytes, FLOP/s and bytes/s throughout.
+    Seconds, bytes, FLOP/s and bytes/s throughout. ``memo`` holds the trees built for it.
     """
 
     def __init__(self, problem: Problem, gbs: int, splits: Splits) -> None:
         self.problem, self.gbs, self.splits = problem, gbs, splits
+        self.memo: dict[str, Any] = {}
         self.cluster, self.model, self.workload = problem.cluster, problem.model, problem.workload
         self.profile = problem.profile
         self.framework, self.version = self.workload.framework, problem.version

@@ -160,6 +160,8 @@ class Result:
         """The whole result as plain data, see the JSON contract in the documentation."""
         best = self.cost(self.plans[0]) if self.plans and self.status in ("optimal", "feasible") else None
         bound = self.bound if best is not None else None
+        if best is not None and self.status == "optimal":
+            bound = best
         data: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "parsolve_version": _version(),

@@ -1,0 +1,124 @@
+"""Solver benchmark: CPU-seconds, wall time, peak memory and status of standard problems, one process each.
+
+    python benchmarks/solve.py                 the table
+    python benchmarks/solve.py --write         also docs/benchmarks.md
+    python benchmarks/solve.py --growth        llama2-70b from 8 to 131,072 GPUs
+
+Figures are of the solve alone (tables, bounds, ranking, proof), without Python's start-up and imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PROBLEMS: list[tuple[str, str, int, int]] = [
+    ("llama3.1-8b", "h100-sxm:1x8", 8192, 128),
+    ("gpt2-1.5b", "a100-sxm-80gb:1x6", 1024, 96),
+    ("llama2-13b", "h100-sxm:3x8", 4096, 384),
+    ("mixtral-8x7b", "h100-sxm:8x8", 4096, 256),
+    ("llama2-70b", "h100-sxm:16x8", 4096, 1024),
+    ("gpt3-175b", "a100-sxm-80gb:128x8", 2048, 1536),
+    ("megatron-1t", "a100-sxm-80gb:384x8", 2048, 3072),
+    ("nemotron-4-340b", "h100-sxm:768x8", 4096, 2304),
+    ("llama3.1-405b", "h100-sxm:2048x8", 8192, 2048),
+    ("llama3.1-405b", "h100-sxm:2048x8", 131072, 128),
+    ("qwen3-235b-a22b", "h100-sxm:32x8", 4096, 1024),
+    ("deepseek-v3", "h800-sxm:256x8", 4096, 15360),
+    ("kimi-k2", "gb200-nvl72:64x64", 4096, 16384),
+    ("llama2-70b", "h100-sxm:16384x8", 4096, 131072),
+]
+GROWTH = [("llama2-70b", f"h100-sxm:{n}x8", 4096, max(1024, 8 * n)) for n in (4, 16, 64, 256, 1024, 4096, 16384)]
+
+
+def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int) -> dict[str, Any]:
+    """Solve one problem in this process; figures of the solve alone."""
+    import resource
+    import time
+
+    import parsolve
+    import parsolve.optimizer.model  # OR-Tools' import is start-up, not solve
+    from parsolve.optimizer.ranking import rank
+
+    problem = parsolve.Problem(cluster, model, seq_len=seq_len, gbs=gbs)
+    start = time.perf_counter()
+    ranking = rank(problem, top)
+    wall = time.perf_counter() - start
+    best = ranking.plans[0] if ranking.plans else None
+    return {
+        "model": model,
+        "cluster": cluster,
+        "gpus": problem.cluster.num_gpus,
+        "seq_len": seq_len,
+        "gbs": gbs,
+        "status": "optimal" if ranking.complete and best else ("infeasible" if ranking.complete else "open"),
+        "cpu_s": ranking.cpu_s,
+        "wall_s": wall,
+        "proof_s": ranking.proof_s,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "search_space": ranking.search_space,
+        "step_time_s": best.step_time_s if best else None,
+        "best": f"tp{best.config.tp} pp{best.config.pp} cp{best.config.cp} ep{best.config.ep}" if best else "",
+    }
+
+
+def run(problems: list[tuple[str, str, int, int]], top: int) -> list[dict[str, Any]]:
+    """Each problem in a process of its own, so that peak memory is its own."""
+    rows = []
+    for problem in problems:
+        call = [sys.executable, __file__, "--one", json.dumps(problem), "--top", str(top)]
+        answer = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300)
+        rows.append(json.loads(answer.stdout))
+        print(row_text(rows[-1]), flush=True)
+    return rows
+
+
+HEADER = "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | peak MB | combinations | best |"
+
+
+def row_text(row: dict[str, Any]) -> str:
+    """One Markdown row."""
+    return (
+        f"| {row['model']} | {row['cluster']} | {row['seq_len']} | {row['gbs']} | {row['status']} | {row['cpu_s']:.2f} "
+        f"| {row['wall_s']:.2f} | {row['proof_s']:.2f} | {row['peak_mb']:.0f} | {row['search_space']:.1e} | {row['best']} |"
+    )
+
+
+def main() -> None:
+    """Command line of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--top", type=int, default=10)
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(solve_one(*json.loads(options.one), options.top)))
+        return
+    print(HEADER)
+    print("|" + " --- |" * 11)
+    rows = run(GROWTH if options.growth else PROBLEMS, options.top)
+    if options.write:
+        lines = [
+            "# Solver benchmark",
+            "",
+            f"`python benchmarks/solve.py --write`, top {options.top}, Python {platform.python_version()}, "
+            f"{platform.machine()}, one solver thread. CPU-seconds of the solve: tables, bounds, ranking and proof.",
+            "",
+            HEADER,
+            "|" + " --- |" * 11,
+            *(row_text(row) for row in rows),
+            "",
+        ]
+        (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
