@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parsolve.config import Config
-from parsolve.evaluate import instance_for, violations
+from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.domains import divisors, reachable_batches, split_list
 from parsolve.problem import Problem
 from parsolve.specs import Recompute

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from parsolve.config import Config
 from parsolve.constraints.memory import memory, stage_memory
 from parsolve.errors import SpecError
-from parsolve.evaluate import Violation, active_limits, active_rules
+from parsolve.evaluation import Violation, active_limits, active_rules
 from parsolve.functions import Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from parsolve.evaluate import active_rules
+from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Split, Splits, enumerate_splits

@@ -18,7 +18,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import InternalError
-from parsolve.evaluate import active_limits, instance_for, total_time, violations
+from parsolve.evaluation import active_limits, instance_for, total_time, violations
 from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter

@@ -8,7 +8,7 @@ from typing import Any
 
 from parsolve.api import assumptions, make_plan
 from parsolve.config import Config
-from parsolve.evaluate import instance_for, total_time
+from parsolve.evaluation import instance_for, total_time
 from parsolve.functions import rule
 from parsolve.optimizer.baseline import rule_of_thumb
 from parsolve.optimizer.ranking import InterruptedRanking, Ranked, Ranking, rank

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parsolve.errors import SpecError
-from parsolve.evaluate import active_limits, active_rules
+from parsolve.evaluation import active_limits, active_rules
 from parsolve.functions import STAGE, Array, Count, Limit, Rule, StageMax, ordered
 from parsolve.objectives.step_time import step_time
 from parsolve.problem import Instance

@@ -21,8 +21,8 @@ _HOME = {
     "Config": "parsolve.config",
     "Result": "parsolve.result",
     "Plan": "parsolve.result",
-    "Estimate": "parsolve.evaluate",
-    "Violation": "parsolve.evaluate",
+    "Estimate": "parsolve.evaluation",
+    "Violation": "parsolve.evaluation",
     "rule": "parsolve.functions",
     "term": "parsolve.functions",
     "limit": "parsolve.functions",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from parsolve.api import check, evaluate, solve
     from parsolve.config import Config
     from parsolve.errors import NotExpressibleError, ParsolveError, SpecError
-    from parsolve.evaluate import Estimate, Violation
+    from parsolve.evaluation import Estimate, Violation
     from parsolve.functions import limit, rule, term, warning
     from parsolve.loading import load_cluster, load_model
     from parsolve.problem import Problem

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parsolve.config import Config
-from parsolve.evaluate import Estimate, Violation, estimate, instance_for, placement, violations, warnings_for
+from parsolve.evaluation import Estimate, Violation, estimate, instance_for, placement, violations, warnings_for
 from parsolve.functions import Limit, Rule, Term
 from parsolve.problem import Instance, Problem
 from parsolve.reading import parse_config

@@ -129,7 +129,7 @@ def find(name: str) -> list[Entry]:
 def plan_formulas(plan: Plan) -> list[dict[str, Any]]:
     """For every line of a plan's time and memory, the figure and the functions that it is made of."""
     from parsolve.constraints.memory import stage_memory
-    from parsolve.evaluate import instance_for
+    from parsolve.evaluation import instance_for
     from parsolve.objectives.step_time import step_time
 
     p = instance_for(plan.problem, plan.config.layers_per_stage, plan.config.gbs)

@@ -8,7 +8,7 @@ from typing import Any
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError, SpecError
-from parsolve.evaluate import Estimate, Violation
+from parsolve.evaluation import Estimate, Violation
 from parsolve.problem import Problem
 
 SCHEMA_VERSION = 1

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.evaluate import active_limits, active_rules, total_time
+from parsolve.evaluation import active_limits, active_rules, total_time
 from parsolve.optimizer.domains import batch_domains, reachable_batches, split_list, static_domains
 from parsolve.optimizer.ranking import rank_key
 from parsolve.problem import Problem

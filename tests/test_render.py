@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from parsolve import Problem
 from parsolve.api import check_result, make_plan
 from parsolve.cli import main
-from parsolve.evaluate import Violation
+from parsolve.evaluation import Violation
 from parsolve.reading import parse_config
 from parsolve.render import words
 from parsolve.render.data import to_csv, to_json

@@ -8,7 +8,7 @@ import pytest
 from oracle import enumerate_all
 from problems import random_problem
 
-from parsolve.evaluate import instance_for, violations
+from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.ranking import rank
 
 DEPTHS = (1, 3, 10, 50)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from parsolve.config import Config
 from parsolve.constraints import RULES
 from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
-from parsolve.evaluate import axis_values, instance_for
+from parsolve.evaluation import axis_values, instance_for
 from parsolve.launchers.base import Launch, Launcher
 from parsolve.launchers.deepspeed import DeepSpeedLauncher
 from parsolve.launchers.megatron import MegatronLauncher

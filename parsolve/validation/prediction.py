@@ -1,0 +1,109 @@
+"""Step time and memory of many runs at once, with the very functions that the solver tabulates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parsolve.constraints.memory import stage_memory
+from parsolve.evaluation import total_time
+from parsolve.functions import STAGE, Array
+from parsolve.problem import Instance, Problem
+from parsolve.specs import Profile
+from parsolve.splits import Layers, Split, Splits, classify
+from parsolve.validation.runs import Run
+
+AXES = ("tp", "pp", "cp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "vpp")
+LINES_BY_METER = {"allocated": ("fragmentation", "outside"), "reserved": ("outside",)}
+"""Lines of the memory breakdown that a meter does not see; any other meter sees the whole device."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """For each run: step time, s; the worst stage's memory, bytes; what the run's own meter would read; usable bytes."""
+
+    step_s: Array
+    memory_bytes: Array
+    metered_bytes: Array
+    usable_bytes: Array
+
+
+class Batch:
+    """Runs of one problem, evaluated together: axes are arrays with a value per run."""
+
+    def __init__(self, runs: Sequence[Run], at: Array) -> None:
+        self.runs, self.at = runs, at
+        self.problem = runs[0].problem
+        cuts: dict[Layers, None] = dict.fromkeys(run.config.layers_per_stage for run in runs)
+        layers = self.problem.model.num_layers
+        self.splits = Splits(self.problem.model.layer_is_moe, [Split(cut, classify(cut, layers)) for cut in cuts])
+        axes: dict[str, Any] = {
+            name: np.array([int(getattr(run.config, name)) for run in runs]) for name in AXES
+        }
+        axes["recompute"] = np.array([int(run.config.recompute) for run in runs])
+        axes["shards"] = axes["dp"] * axes["cp"]
+        axes["split"] = np.array([self.splits.index[run.config.layers_per_stage] for run in runs])
+        self.values = axes
+        self.gbs: Any = axes["dp"] * axes["mbs"] * axes["grad_acc"]
+
+    def instance(self, problem: Problem) -> Instance:
+        """The problem with a batch size per run."""
+        return Instance(problem, self.gbs, self.splits)
+
+    def step_s(self, p: Instance) -> Array:
+        """Step time of each run."""
+        return np.broadcast_to(np.asarray(total_time(p, self.values), dtype=float), (len(self.runs),))
+
+    def memory(self, p: Instance) -> tuple[Array, Array]:
+        """Worst stage's total, and the part that the run's meter sees on the stage that was read, bytes."""
+        quantity = stage_memory(p)
+        size = len(self.runs)
+        leaves = [np.broadcast_to(np.asarray(part.leaf(p, self.values), dtype=float), (size,)) for part in quantity.parts]
+        hidden = np.array(
+            [[part.line in LINES_BY_METER.get(run.meter, ()) for part in quantity.parts] for run in self.runs]
+        )
+        totals, seen = [], []
+        for slot in range(p.splits.slots):
+            here = {**self.values, STAGE: slot}
+            amounts = np.stack(
+                [
+                    part.sign * leaf * (part.count(p, here) if part.count else 1.0)
+                    for part, leaf in zip(quantity.parts, leaves, strict=True)
+                ],
+                axis=1,
+            )
+            totals.append(amounts.sum(axis=1))
+            seen.append(np.where(hidden, 0.0, amounts).sum(axis=1))
+        total, metered = np.stack(totals), np.stack(seen)
+        rows = np.arange(size)
+        last = p.splits.last[self.values["split"]].argmax(axis=1)
+        read_last = np.array([run.stage == "last" for run in self.runs])
+        stage = np.where(read_last, last, metered.argmax(axis=0))
+        return total.max(axis=0), metered[stage, rows]
+
+
+def batches(runs: Sequence[Run]) -> list[Batch]:
+    """Runs of the same problem together."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, run in enumerate(runs):
+        groups.setdefault(run.key, []).append(index)
+    return [Batch([runs[i] for i in at], np.array(at)) for at in groups.values()]
+
+
+def predict(
+    runs: Sequence[Run], profiles: dict[str, Profile] | None = None, *, prepared: list[Batch] | None = None
+) -> Prediction:
+    """Evaluate every run. ``profiles`` replaces profiles by name; ``prepared`` reuses ``batches(runs)``."""
+    size = len(runs)
+    step, memory, metered, usable = (np.zeros(size) for _ in range(4))
+    for batch in prepared if prepared is not None else batches(runs):
+        p = batch.instance(batch.problem)
+        if profiles and batch.problem.profile.name in profiles:
+            p.profile = profiles[batch.problem.profile.name]
+        step[batch.at] = batch.step_s(p)
+        memory[batch.at], metered[batch.at] = batch.memory(p)
+        usable[batch.at] = p.usable_bytes
+    return Prediction(step, memory, metered, usable)

@@ -1,0 +1,133 @@
+"""Each rule: a legal and an illegal point, with the rule's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import parsolve
+from parsolve import Problem
+from parsolve.constraints import RULES
+
+
+def broken(problem: Problem, config: str | dict[str, Any]) -> set[str]:
+    return {violation.rule for violation in parsolve.check(problem, config)}
+
+
+def dense(**options: Any) -> Problem:
+    """A 13B-like model on 2x8 GPUs, easily changed."""
+    shape = {
+        "name": "dense",
+        "num_layers": 40,
+        "hidden_size": 5120,
+        "ffn_size": 13824,
+        "num_heads": 40,
+        "num_kv_heads": 40,
+        "head_dim": 128,
+        "vocab_size": 32000,
+    }
+    shape |= options.pop("model", {})
+    workload = {"seq_len": 4096, "gbs": 64, **options}
+    return Problem(workload.pop("cluster", "h100-sxm:2x8"), parsolve.Model.read(shape, "test"), **workload)
+
+
+def moe(**options: Any) -> Problem:
+    options.setdefault("cluster", "h100-sxm:8x8")
+    return Problem(options.pop("cluster"), options.pop("model", "qwen3-30b-a3b"), seq_len=4096, gbs=256, **options)
+
+
+GQA = {"num_heads": 64, "num_kv_heads": 2, "hidden_size": 8192}
+CASES: list[tuple[str, Problem, str, str]] = [
+    # rule, problem, legal config, illegal config
+    ("world_size", dense(), "tp=2,pp=2", "tp=2,pp=2,dp=2"),
+    ("expert_world_size", moe(), "tp=2,ep=8,etp=1", "tp=2,ep=8,etp=1,edp=3"),
+    ("global_batch", dense(), "mbs=2", "mbs=3"),
+    ("attention_heads", dense(cluster="h100-sxm:16x8"), "tp=4", "tp=16"),
+    ("kv_heads", dense(model=GQA, framework_version="0.15"), "tp=2", "tp=8"),
+    ("mlp_width", dense(model={"ffn_size": 13826}), "tp=2", "tp=4"),
+    ("tp_in_domain", dense(), "tp=8", "tp=10"),
+    ("sequence_shards", dense(seq_len=4098), "tp=2", "tp=4"),
+    ("balanced_chunks", dense(seq_len=4100), "cp=2,tp=1", "cp=8,tp=1"),
+    ("sequence_chunks", dense(seq_len=4100, framework="generic"), "cp=2", "cp=8"),
+    ("experts_exist", dense(), "tp=2", "tp=2,ep=2"),
+    ("dense_expert_grid", dense(), "tp=2", "tp=2,etp=1"),
+    ("experts_divide", moe(), "ep=16,etp=1,tp=1", "ep=12,etp=1,tp=1"),
+    ("enough_layers", dense(), "pp=2,vpp=20", "pp=2,vpp=21"),
+    ("layers_divide", dense(), "pp=8", "pp=16"),
+    ("microbatch_group", dense(gbs=56), "pp=4,vpp=1,tp=2", "pp=4,vpp=2,tp=2,mbs=4"),
+    ("chunks_need_pipeline", dense(), "pp=1", "pp=1,vpp=2"),
+    ("zero_needs_shards", dense(), "tp=8,pp=2,zero=0", "tp=8,pp=2,zero=1"),
+    ("fsdp_with_pipeline", dense(), "pp=1,zero=3", "pp=2,zero=3"),
+    ("fsdp_since", dense(framework_version="0.13"), "zero=1", "zero=2"),
+    ("zero_with_pipeline", dense(framework="deepspeed"), "pp=2,zero=1", "pp=2,zero=2"),
+    ("no_virtual_stages", dense(framework="deepspeed"), "pp=2", "pp=2,vpp=2"),
+    ("ulysses_alone", dense(framework="deepspeed"), "cp=8", "cp=2,tp=2"),
+    ("ulysses_heads", dense(framework="deepspeed"), "cp=8", "cp=16"),
+    ("zero_with_experts", moe(model="mixtral-8x7b", framework="deepspeed"), "zero=2", "zero=3"),
+    ("deepspeed_expert_grid", moe(model="mixtral-8x7b", framework="deepspeed"), "tp=2", "tp=2,etp=1"),
+    ("experts_in_data_parallel", moe(model="mixtral-8x7b", framework="deepspeed"), "tp=8,ep=8", "tp=8,pp=4,ep=4,dp=2"),
+    ("moe_sequence_parallel", moe(sequence_parallel=False), "tp=1,etp=1", "tp=2,etp=1"),
+    ("expert_width", moe(), "etp=8,tp=8", "etp=7,tp=8"),
+    ("etp_in_domain", moe(), "etp=8,tp=8", "etp=16,tp=8"),
+    ("expert_bias", moe(model="gpt-oss-20b"), "etp=1,tp=8", "etp=2,tp=8"),
+    ("hidden_width", dense(model={"hidden_size": 5122}), "tp=2", "tp=4"),
+    ("memory", dense(), "tp=8,pp=2", "tp=1,pp=1"),
+    ("token_target", dense(gbs=None, gbs_tokens=1_000_000), "grad_acc=16", "grad_acc=17"),
+    ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
+]
+
+
+@pytest.mark.parametrize(("rule", "problem", "legal", "illegal"), CASES, ids=[case[0] for case in CASES])
+def test_rule(rule: str, problem: Problem, legal: str, illegal: str) -> None:
+    assert rule not in broken(problem, legal)
+    assert rule in broken(problem, illegal)
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {case[0] for case in CASES}
+    internal = {"optimizer_shards", "split_ranks", "split_chunks", "zero_stage"}
+    assert {rule.name for rule in RULES} - covered == internal
+
+
+def test_kv_heads_by_version() -> None:
+    assert "kv_heads" in broken(dense(model=GQA, framework_version="0.15"), "tp=8")
+    assert "kv_heads" not in broken(dense(model=GQA, framework_version="0.16"), "tp=8")
+
+
+def test_heads_of_52_leave_no_tp_8() -> None:
+    problem = dense(model={"num_heads": 52, "num_kv_heads": 52, "hidden_size": 6656}, cluster="h100-sxm:4x8")
+    legal = [tp for tp in (1, 2, 4, 8) if "attention_heads" not in broken(problem, {"tp": tp})]
+    assert legal == [1, 2, 4]
+
+
+def test_both_grids_are_explained_with_their_values() -> None:
+    problem = dense()
+    message = next(v.message for v in parsolve.check(problem, "tp=4,pp=2,dp=3") if v.rule == "world_size")
+    assert "4*1*2*3" in message and "16 GPUs" in message
+
+
+def test_last_stage_counts() -> None:
+    """61 layers over 4 ranks: a last stage of 13 or 16 leaves the middle even, 14 is only a layout."""
+    problem = Problem("h800-sxm:4x8", "deepseek-v3", seq_len=4096, gbs=64, framework_version="0.12", without={"memory"})
+    config = {"pp": 4, "ep": 8, "etp": 1}
+    for layers, legal in (("16|16|16|13", True), ("15|15|15|16", True), ("16|16|15|14", False)):
+        assert ("layers_divide" not in broken(problem, {**config, "layers_per_stage": layers})) is legal
+
+
+def test_expert_groups_may_exceed_data_parallel() -> None:
+    """ep 128 with dp 8: experts live on their own grid."""
+    problem = Problem("h100-sxm:16x8", "qwen3-235b-a22b", seq_len=262144, gbs=16, without={"memory"})
+    config = {"tp": 8, "cp": 2, "ep": 128, "etp": 1, "recompute": "full"}
+    assert parsolve.check(problem, config) == []
+    assert parsolve.evaluate(problem, config).step_time_s > 0
+
+
+def test_a_band_excludes_what_no_rank_count_reaches() -> None:
+    for nodes, feasible in ((60, True), (80, False), (100, False)):
+        problem = Problem(
+            f"h200-sxm:{nodes}x8", "llama3.1-8b", seq_len=4096, gbs=2880, gbs_tolerance=0.1, without={"memory"}
+        )
+        grad_acc = round(2880 / (nodes * 8))
+        config = {"mbs": 1, "dp": nodes * 8, "grad_acc": grad_acc}
+        assert ("batch_range" not in broken(problem, config)) is feasible
