@@ -86,8 +86,9 @@ HEADER = "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | pe
 def row_text(row: dict[str, Any]) -> str:
     """One Markdown row."""
     return (
-        f"| {row['model']} | {row['cluster']} | {row['seq_len']} | {row['gbs']} | {row['status']} | {row['cpu_s']:.2f} "
-        f"| {row['wall_s']:.2f} | {row['proof_s']:.2f} | {row['peak_mb']:.0f} | {row['search_space']:.1e} | {row['best']} |"
+        f"| {row['model']} | {row['cluster']} | {row['seq_len']} | {row['gbs']} | {row['status']} "
+        f"| {row['cpu_s']:.2f} | {row['wall_s']:.2f} | {row['proof_s']:.2f} | {row['peak_mb']:.0f} "
+        f"| {row['search_space']:.1e} | {row['best']} |"
     )
 
 
@@ -100,7 +101,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(solve_one(*json.loads(options.one), options.top)))
+        model, cluster, seq_len, gbs = json.loads(options.one)
+        print(json.dumps(solve_one(model, cluster, seq_len, gbs, options.top)))
         return
     print(HEADER)
     print("|" + " --- |" * 11)

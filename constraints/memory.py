@@ -223,7 +223,7 @@ memory = Limit(
     name="memory",
     quantity=stage_memory,
     budget=lambda p: p.usable_bytes,
-    message="the worst stage needs {value:.2f} GiB, {excess:.2f} GiB more than the {budget:.2f} GiB of a {p.cluster.gpu.name}",
+    message="the worst stage needs {value:.2f} GiB, {excess:.2f} GiB more than the usable {budget:.2f} GiB",
     doc=stage_memory.__doc__ or "",
     source="driver-visible bytes less --memory-reserve",
 )

@@ -51,8 +51,8 @@ def fsdp_with_pipeline(p: Instance, *, zero: Any, pp: Any) -> Any:
 
 
 @rule(
-    "zero={zero} is Megatron-FSDP, which parsolve spells from Megatron-LM 0.14 on (version {p.problem.framework_version}):"
-    " use zero <= 1",
+    "zero={zero} is Megatron-FSDP, which parsolve spells from Megatron-LM 0.14 on, not for "
+    "{p.problem.framework_version}: use zero <= 1",
     frameworks=("megatron",),
     source="Megatron-LM: --use-megatron-fsdp and the fsdp_dtensor checkpoint format exist from 0.14 on",
 )

@@ -68,7 +68,9 @@ def main() -> None:
     print(f"{len(result.plans)} legal configurations ({result.status})")
     for plan in result.plans:
         c = plan.config
-        print(f"dp{c.dp} tp{c.tp} pp{c.pp} cp{c.cp} zero{c.zero} grad_acc{c.grad_acc}: {plan.estimate.step_time_s:.2f} s")
+        print(
+            f"dp{c.dp} tp{c.tp} pp{c.pp} cp{c.cp} zero{c.zero} grad_acc{c.grad_acc}: {plan.estimate.step_time_s:.2f} s"
+        )
 
 
 if __name__ == "__main__":

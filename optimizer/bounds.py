@@ -58,7 +58,8 @@ def mean_coefficients(tables: Tables, quantity: Quantity) -> Array:
     counts = coefficients(tables.p, quantity, splits, tables.domains["grad_acc"][:1])
     if uses_grad_acc(quantity):  # the counts only grow with the number of microbatches
         counts = np.minimum(counts, coefficients(tables.p, quantity, splits, np.array([1])))
-    return np.einsum("sr,srg->sg", tables.p.splits.weight[splits], counts)
+    mean: Array = np.einsum("sr,srg->sg", tables.p.splits.weight[splits], counts)
+    return mean
 
 
 def row_costs(tables: Tables, quantities: Sequence[Quantity]) -> list[Array]:

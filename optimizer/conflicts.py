@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from parsolve.config import Config
 from parsolve.constraints.memory import memory, stage_memory
@@ -79,7 +80,7 @@ def keep_only(problem: Problem, kept: Sequence[Rule | Limit]) -> Problem:
     built_in = {r.name for r in active_rules(problem) if r.role == "legal"} | {x.name for x in active_limits(problem)}
     own_rules = tuple(r for r in problem.rules if r.name in names)
     own_limits = tuple(x for x in problem.limits if x.name in names)
-    own = {f.name for f in (*problem.rules, *problem.limits)}
+    own = {r.name for r in problem.rules} | {x.name for x in problem.limits}
     return problem.with_(rules=own_rules, limits=own_limits, without=problem.without | (built_in - names - own))
 
 
@@ -130,7 +131,9 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     else:
         names = ", ".join(member.name for member in members)
         alone = f"{names} alone excludes every plan; without it a legal plan exists"
-        text = alone if len(members) == 1 else f"these exclude each other: {names}; without any one of them a plan exists"
+        text = (
+            alone if len(members) == 1 else f"these exclude each other: {names}; without any one of them a plan exists"
+        )
     return Infeasible(described, text, relaxations)
 
 
@@ -139,7 +142,9 @@ def least_memory(problem: Problem) -> float | None:
 
     def fits(budget: float) -> bool:
         own = Limit("memory budget", stage_memory, lambda p: budget, memory.message)
-        return first_legal(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})) is not None
+        return (
+            first_legal(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})) is not None
+        )
 
     low = float(problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve)
     high = 2 * low
@@ -186,7 +191,7 @@ def _relaxations(problem: Problem, members: Sequence[Rule | Limit], watch: _Watc
     makers: list[Callable[[], Relaxation | None]] = []
     for member in members:
         if member in problem.rules or member in problem.limits:
-            makers.append(lambda m=member: _without(problem, m))
+            makers.append(partial(_without, problem, member))
     if "memory" in names:
         if set(Recompute) - set(problem.workload.recompute):
             makers.append(lambda: _recompute(problem))
@@ -226,7 +231,9 @@ def _more_memory(problem: Problem) -> Relaxation | None:
     step = _step_time(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"}))
     if step is None:
         return None
-    return Relaxation(f"{format_bytes(need - usable)} more memory per GPU ({format_bytes(need)} usable)", "memory", step)
+    return Relaxation(
+        f"{format_bytes(need - usable)} more memory per GPU ({format_bytes(need)} usable)", "memory", step
+    )
 
 
 def _shorter(problem: Problem) -> Relaxation | None:
@@ -245,7 +252,9 @@ def _other_batch(problem: Problem) -> Relaxation | None:
         return None
     gbs, world = problem.workload.gbs, problem.cluster.num_gpus
     near = [gbs + sign * k for k in range(1, 33) for sign in (1, -1)]
-    multiples = [unit * k for unit in (d for d in domain_module.divisors(world) if d > 1) for k in (gbs // unit, gbs // unit + 1)]
+    multiples = [
+        unit * k for unit in (d for d in domain_module.divisors(world) if d > 1) for k in (gbs // unit, gbs // unit + 1)
+    ]
     for candidate in sorted({g for g in (*near, *multiples) if g > 0 and g != gbs}, key=lambda g: (abs(g - gbs), -g)):
         changed = replace_workload(problem, gbs=candidate)
         if first_legal(changed) is not None:
@@ -280,7 +289,9 @@ def _fewer_domains(problem: Problem) -> Relaxation | None:
         changed = _resized(problem, domains)
         if changed is not None and first_legal(changed) is not None:
             step = _step_time(changed)
-            return Relaxation(f"use {domains} of the {now} domains ({changed.cluster.num_gpus} GPUs)", "world_size", step)
+            return Relaxation(
+                f"use {domains} of the {now} domains ({changed.cluster.num_gpus} GPUs)", "world_size", step
+            )
     per_domain = problem.cluster.gpus_per_domain
     for gpus in range(per_domain - 1, 0, -1):
         data = problem.cluster.model_dump()

@@ -89,7 +89,9 @@ def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> S
     return Splits(problem.model.layer_is_moe, cuts)
 
 
-def build(problem: Problem, gbs: int, splits: Splits | None = None, keep: bool = False) -> tuple[Instance, dict[str, Array]]:
+def build(
+    problem: Problem, gbs: int, splits: Splits | None = None, keep: bool = False
+) -> tuple[Instance, dict[str, Array]]:
     """The instance at one batch size and the domain of every axis as ascending arrays.
 
     ``keep``: leave values in that only a droppable rule excludes (for conflicts).

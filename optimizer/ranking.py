@@ -317,7 +317,9 @@ def _prove(
         key = rank_key(float(times[0]) * scale)
         if legal[0] and key < best.worst:
             if joined is not None and key < worst * (1 - 1e-7):
-                raise InternalError(f"CP-SAT found a plan that the enumeration below the bound missed: {outcome.values}")
+                raise InternalError(
+                    f"CP-SAT found a plan that the enumeration below the bound missed: {outcome.values}"
+                )
             best.add([Ranked(key, configs_of(p, table, [0])[0], float(times[0]))])
         model.block(outcome.values)
 
@@ -327,6 +329,8 @@ def _assignment(p: Instance, config: Config) -> dict[str, int]:
 
 
 def _merged(known: dict[str, list[int]], p: Instance, domains: dict[str, Array]) -> dict[str, list[int]]:
-    merged = {axis: sorted({*known.get(axis, []), *values.tolist()}) for axis, values in domains.items() if axis != "split"}
+    merged = {
+        axis: sorted({*known.get(axis, []), *values.tolist()}) for axis, values in domains.items() if axis != "split"
+    }
     merged["gbs"] = sorted({*known.get("gbs", []), p.gbs})
     return merged

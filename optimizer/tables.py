@@ -73,13 +73,18 @@ class Tables:
 
 
 def apply_rule(rule: Rule, p: Instance, values: Mapping[str, Any], size: int) -> Array:
-    """The rule over columns of values, as a mask; a rule that raises or answers oddly is reported by name."""
-    try:
-        answer = np.asarray(rule(p, values))
-        mask: Array = np.broadcast_to(answer, (size,)).astype(bool)
-    except Exception as error:
-        raise SpecError(f"the rule raised {type(error).__name__}: {error}", f"rule {rule.name}") from error
-    return mask
+    """The rule over columns of values, as a mask.
+
+    Raises
+    ------
+    SpecError: the answer has another shape, or differs when asked again.
+    """
+    answers = [np.asarray(rule(p, values)) for _ in range(2)]
+    if any(answer.shape not in ((), (1,), (size,)) for answer in answers):
+        raise SpecError(f"it answers with shape {answers[0].shape} for {size} rows", f"rule {rule.name}")
+    if not np.array_equal(answers[0], answers[1]):
+        raise SpecError("it gives different answers for the same values", f"rule {rule.name}")
+    return np.broadcast_to(answers[0], (size,)).astype(bool)
 
 
 def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rules: Iterable[Rule]) -> Table:
@@ -95,9 +100,7 @@ def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rul
         domain = domains[axis]
         size = table.size
         if size * len(domain) > MAX_ROWS:
-            raise SpecError(
-                f"a function of {', '.join(axes)} needs over {MAX_ROWS} rows; give it fewer axes", "tables"
-            )
+            raise SpecError(f"a function of {', '.join(axes)} needs over {MAX_ROWS} rows; give it fewer axes", "tables")
         values = {name: np.repeat(column, len(domain)) for name, column in table.values.items()}
         values[axis] = np.tile(domain, size)
         table = Table((*table.axes, axis), values)
@@ -110,7 +113,7 @@ def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rul
 
 def _scopes(axes: Iterable[str], quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
     """Axis sets of the tables: those of leaves, of rules that fit into no leaf's, and every axis at least once."""
-    wanted = {(axis,) for axis in axes}
+    wanted: set[tuple[str, ...]] = {(axis,) for axis in axes}
     wanted |= {ordered(part.axes) for quantity in quantities for part in quantity.parts}
     wanted |= {rule.axes for rule in rules}
     kept: list[tuple[str, ...]] = []
@@ -131,12 +134,9 @@ def _tabulated(p: Instance, quantity: StageMax, tables: list[Table], budget: flo
         fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
         index = min(fits, key=lambda i: (len(tables[i].axes), i))
         table = tables[index]
-        try:
-            cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
-        except Exception as error:
-            raise SpecError(f"the term raised {type(error).__name__}: {error}", f"term {part.term.name}") from error
-        if not np.isfinite(cost).all():
-            raise SpecError("the term is not finite for every row of its axes", f"term {part.term.name}")
+        cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
+        if not (np.isfinite(cost).all() and (cost >= 0).all()):
+            raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
         key = (index, part.count, part.sign)
         if key in groups:
             groups[key].cost = groups[key].cost + cost

@@ -1,4 +1,4 @@
-"""``--require 'tp*cp <= 8'``: arithmetic and comparisons over axes, parsed safely into a rule. Nothing else evaluates."""
+"""``--require 'tp*cp <= 8'``: arithmetic and comparisons over axes, parsed into a rule. Nothing else evaluates."""
 
 from __future__ import annotations
 

@@ -52,8 +52,17 @@ class Function:
     source: str
 
     def __call__(self, p: Instance, values: Mapping[str, Any]) -> Any:
-        """Value(s) at ``values``, which may hold more axes than the function needs."""
-        return self.compute(p, **{axis: values[axis] for axis in self.axes})
+        """Value(s) at ``values``, which may hold more axes than the function needs.
+
+        Raises
+        ------
+        SpecError: the function raised; the message names both.
+        """
+        try:
+            return self.compute(p, **{axis: values[axis] for axis in self.axes})
+        except Exception as error:
+            kind = type(self).__name__.strip("_").lower()
+            raise SpecError(f"it raised {type(error).__name__}: {error}", f"{kind} {self.name}") from error
 
 
 @dataclass(frozen=True, eq=False)

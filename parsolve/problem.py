@@ -96,14 +96,14 @@ class Problem:
             raise SpecError(f"Megatron-LM {self.framework_version} is not known; 0.12 to 0.20 are", "framework_version")
         from parsolve.constraints import LIMITS, RULES
 
-        known = {f.name for f in (*RULES, *LIMITS)}
+        known = {rule.name for rule in RULES} | {limit.name for limit in LIMITS}
         for name in sorted(self.without - known):
             raise UnknownNameError("rule or limit", name, known, "without")
         seen = set(known)
-        for own in (*self.rules, *self.limits):
-            if own.name in seen:
-                raise SpecError(f"the name {own.name!r} is taken; give the rule or limit another", "rules")
-            seen.add(own.name)
+        for name in [*(rule.name for rule in self.rules), *(limit.name for limit in self.limits)]:
+            if name in seen:
+                raise SpecError(f"the name {name!r} is taken; give the rule or limit another", "rules")
+            seen.add(name)
 
     @cached_property
     def framework_version(self) -> str:

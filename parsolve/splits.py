@@ -7,6 +7,7 @@ microbatches in flight, so most memory) and the last of them (latest start, so l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -145,7 +146,11 @@ class Splits:
         self.weight = np.zeros(shape)
         self.dense, self.moe = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.dense_ahead, self.moe_ahead = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.rank, self.first, self.last = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.rank, self.first, self.last = (
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int64),
+        )
         self.dense_chunks = np.zeros((*shape, chunks), np.int64)
         self.moe_chunks = np.zeros((*shape, chunks), np.int64)
         for i, (dense, moe, rows) in enumerate(stages):
@@ -174,7 +179,7 @@ class Splits:
         edges = {0, len(contents) - 1}
         if len(contents) > 2:
             inner = sorted({1, len(contents) - 1, *(c for c in changes if 1 <= c < len(contents) - 1)})
-            for start, end in zip(inner, inner[1:], strict=False):
+            for start, end in itertools.pairwise(inner):
                 edges |= {start, end - 1}
         return dense, moe, sorted(edges)
 

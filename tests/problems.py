@@ -10,7 +10,6 @@ from parsolve.expressions import require_rule
 from parsolve.functions import Rule
 from parsolve.specs import Cluster, Gpu, Model, MoE, Network, Recompute, Workload
 
-
 SHAPES = [(1, 4), (1, 6), (1, 8), (2, 4), (3, 4), (1, 7), (5, 2), (1, 5), (2, 8), (3, 8), (4, 8), (1, 16)]
 
 

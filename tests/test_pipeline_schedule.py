@@ -100,7 +100,9 @@ def test_first_stage_of_an_interleaved_pipeline_holds_71_chunks() -> None:
 
 def test_plain_1f1b_holds_pp_microbatches_on_the_first_stage() -> None:
     p = instance(balanced(16, 4, 1))
-    held = [int(counts.dense_layers_in_flight(p, {"split": 0, "stage": s, "grad_acc": 8})) for s in range(p.splits.slots)]
+    held = [
+        int(counts.dense_layers_in_flight(p, {"split": 0, "stage": s, "grad_acc": 8})) for s in range(p.splits.slots)
+    ]
     assert held[0] == 4 * 4 and held[-1] == 4 * 1
     assert int(counts.dense_layers_in_flight(p, {"split": 0, "stage": 0, "grad_acc": 2})) == 2 * 4
 

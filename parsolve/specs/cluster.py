@@ -70,8 +70,8 @@ class Cluster(Spec):
     def _consistent(self) -> Cluster:
         if self.gpus_per_domain > self.domain_size:
             raise ValueError(
-                f"gpus_per_domain {self.gpus_per_domain} exceeds the {self.domain_size} GPUs of a {self.fast_link.kind} "
-                "domain; use more domains with fewer GPUs each"
+                f"gpus_per_domain {self.gpus_per_domain} exceeds the {self.domain_size} GPUs of a "
+                f"{self.fast_link.kind} domain; use more domains with fewer GPUs each"
             )
         if self.gpus_per_domain > self.gpus_per_host and self.gpus_per_domain % self.gpus_per_host:
             raise ValueError(
