@@ -45,11 +45,11 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int) -> dic
 
     import parsolve
     import parsolve.optimizer.model  # OR-Tools' import is start-up, not solve
-    from parsolve.optimizer.ranking import rank
+    from parsolve.optimizer.ranking import Query, rank
 
     problem = parsolve.Problem(cluster, model, seq_len=seq_len, gbs=gbs)
     start = time.perf_counter()
-    ranking = rank(problem, top)
+    ranking = rank(problem, Query(top=top))
     wall = time.perf_counter() - start
     best = ranking.plans[0] if ranking.plans else None
     return {

@@ -21,7 +21,7 @@ from parsolve.functions import Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
-from parsolve.optimizer.ranking import configs_of, evaluate_rows, rank
+from parsolve.optimizer.ranking import Query, configs_of, evaluate_rows, rank
 from parsolve.optimizer.tables import build_tables
 from parsolve.problem import Problem, replace_workload
 from parsolve.result import Infeasible, Relaxation
@@ -44,7 +44,7 @@ def first_legal(problem: Problem) -> Config | None:
             continue
         for rows in (SAMPLE_ROWS, 100 * SAMPLE_ROWS):
             joined = join(work, math.inf, rows)
-            _, legal = evaluate_rows(p, joined.table, times=False)
+            _, legal = evaluate_rows(p, joined.table, cost=False)
             if legal.any():
                 return configs_of(p, joined.table, [int(legal.argmax())])[0]
             if joined.complete:
@@ -69,7 +69,7 @@ def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
         if outcome.values is None:
             return None
         table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-        if evaluate_rows(work.tables.p, table, times=False)[1][0]:
+        if evaluate_rows(work.tables.p, table, cost=False)[1][0]:
             return configs_of(work.tables.p, table, [0])[0]
         model.block(outcome.values)
 
@@ -181,7 +181,7 @@ def _step_time(problem: Problem) -> float | None:
     """Best step time, s; None when nothing is legal."""
     if first_legal(problem) is None:
         return None
-    plans = rank(problem, 1, time_limit=10.0).plans
+    plans = rank(problem, Query(top=1), time_limit=10.0).plans
     return plans[0].step_time_s if plans else None
 
 

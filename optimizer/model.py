@@ -206,8 +206,8 @@ class CpModel:
 
     # ---- solving ----------------------------------------------------------------------------------------------
     def block(self, values: Mapping[str, int]) -> None:
-        """Forbid one plan."""
-        chosen = [self.literals[axis].get(values[axis]) for axis in self.literals]
+        """Forbid one plan, or all plans that share some values."""
+        chosen = [self.literals[axis].get(value) for axis, value in values.items()]
         if all(literal is not None for literal in chosen):
             self.model.add_bool_or([literal.negated() for literal in chosen if literal is not None])
 

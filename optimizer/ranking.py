@@ -18,7 +18,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import InternalError
-from parsolve.evaluation import active_limits, instance_for, total_time, violations
+from parsolve.evaluation import active_limits, objective_value, total_time, violations
 from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
@@ -39,11 +39,24 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Ranked:
-    """A plan with its step time and its ranking key (step time, or time per token when batches differ)."""
+    """A plan with its ranking key (the objective's value, rounded) and its step time in s."""
 
     key: float
     config: Config
     step_time_s: float
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which plans are asked for.
+
+    ``top``: how many, None for all. ``cap``: only plans whose key is at most this. ``distinct``: the best plan of each
+    (tp, pp, cp, ep) only.
+    """
+
+    top: int | None = 5
+    cap: float = math.inf
+    distinct: bool = False
 
 
 @dataclass
@@ -55,11 +68,9 @@ class Ranking:
     bound: float = 0.0
     search_space: int = 0
     domains: dict[str, list[int]] = field(default_factory=dict)
-    batches: int = 0
     proof_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    timed_out: bool = False
     legal: int | None = None
     open_bound: float = 0.0
 
@@ -84,35 +95,49 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
     ]
 
 
-def evaluate_rows(p: Instance, table: Table, times: bool = True) -> tuple[Array, Array]:
-    """Step time of each row (0 unless ``times``), and whether it holds every limit."""
-    cost = total_time(p, table.values) if times else 0.0
+def evaluate_rows(p: Instance, table: Table, cost: bool = True) -> tuple[Array, Array]:
+    """Objective of each row (0 unless ``cost``), and whether it holds every limit."""
+    value = objective_value(p, table.values) if cost else 0.0
     legal = np.ones(table.size, dtype=bool)
     for limit in active_limits(p.problem):
         legal &= np.broadcast_to(np.asarray(limit.holds(p, table.values)), (table.size,))
-    return np.broadcast_to(np.asarray(cost, dtype=float), (table.size,)), legal
+    return np.broadcast_to(np.asarray(value, dtype=float), (table.size,)), legal
+
+
+def layout_of(config: Config) -> tuple[int, int, int, int]:
+    """What makes two plans distinct: (tp, pp, cp, ep)."""
+    return (config.tp, config.pp, config.cp, config.ep)
 
 
 class _List:
-    """The k best distinct plans so far, across batch sizes."""
+    """The best plans so far that a query asks for, across batch sizes."""
 
-    def __init__(self, k: int | None) -> None:
-        self.k, self.best = k, dict[Config, Ranked]()
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.best: dict[Config | tuple[int, int, int, int], Ranked] = {}
 
     def add(self, plans: Iterable[Ranked]) -> None:
+        """Take what belongs on the list; the smaller (key, config) wins."""
         for plan in plans:
-            self.best[plan.config] = plan
-        if self.k is not None and len(self.best) > self.k:
-            self.best = {plan.config: plan for plan in self.sorted()[: self.k]}
+            if plan.key > self.query.cap:
+                continue
+            name = layout_of(plan.config) if self.query.distinct else plan.config
+            known = self.best.get(name)
+            if known is None or (plan.key, plan.config) < (known.key, known.config):
+                self.best[name] = plan
+        if self.query.top is not None and len(self.best) > self.query.top:
+            kept = set(self.sorted()[: self.query.top])
+            self.best = {name: plan for name, plan in self.best.items() if plan in kept}
 
     def sorted(self) -> list[Ranked]:
+        """In rank order."""
         return sorted(self.best.values(), key=lambda plan: (plan.key, plan.config))
 
     @property
     def worst(self) -> float:
-        """The k-th key, infinite while fewer are known."""
-        if self.k is None or len(self.best) < self.k:
-            return math.inf
+        """The key above which nothing is asked for: the k-th, or the cap."""
+        if self.query.top is None or len(self.best) < self.query.top:
+            return self.query.cap
         return max(plan.key for plan in self.best.values())
 
 
@@ -130,48 +155,36 @@ class _Clock:
 
 def rank(
     problem: Problem,
-    top: int | None,
+    query: Query,
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
     log: bool = False,
     seeds: Iterable[Config] = (),
 ) -> Ranking:
-    """The ``top`` best legal plans (all when None) in exact order.
+    """The best legal plans that the query asks for, in exact order.
 
-    ``seeds`` are plans to start from (the rule of thumb); illegal ones are ignored.
+    ``seeds`` are plans to start from (the rule of thumb, an earlier result); what is illegal, or outside the stated
+    domains, is ignored.
     """
-    clock, best, result = _Clock(time_limit), _List(top), Ranking()
-    say = progress or (lambda _: None)
-    for seed in seeds:
-        _add_seed(problem, seed, best)
+    clock, best, result = _Clock(time_limit), _List(query), Ranking()
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds))
     batches = domain_module.reachable_batches(problem)
-    result.batches = len(batches)
     result.complete = True
     lowest = math.inf
     try:
         for gbs in batches:
             if clock.over():
-                result.complete, result.timed_out = False, True
-                lowest = 0.0
+                result.complete, lowest = False, 0.0
                 break
-            finished, bound = _rank_batch(problem, gbs, best, result, clock, say, log)
+            finished, bound = search.batch(gbs)
             result.complete &= finished
             lowest = min(lowest, bound)
-            if not finished:
-                result.timed_out = True
     except KeyboardInterrupt:
         result.complete = False
-        result.plans = best.sorted()
-        if len(batches) == 1 and result.plans:
-            result.bound = min(result.open_bound, result.plans[0].key)
-        _stop(result, clock)
+        lowest = result.open_bound if len(batches) == 1 else 0.0
+        _finish(result, best, clock, lowest)
         raise InterruptedRanking(result) from None
-    result.plans = best.sorted()
-    first = result.plans[0].key if result.plans else math.inf
-    result.bound = first if result.complete else min(first, lowest)
-    if top is None and result.complete:
-        result.legal = len(result.plans)
-    _stop(result, clock)
+    _finish(result, best, clock, lowest)
     return result
 
 
@@ -183,145 +196,159 @@ class InterruptedRanking(Exception):
         self.ranking = ranking
 
 
-def _stop(result: Ranking, clock: _Clock) -> None:
+def _finish(result: Ranking, best: _List, clock: _Clock, lowest: float) -> None:
+    result.plans = best.sorted()
+    first = result.plans[0].key if result.plans else math.inf
+    result.bound = first if result.complete else min(first, lowest)
+    if best.query == Query(top=None) and result.complete:
+        result.legal = len(result.plans)
     result.wall_s = time.perf_counter() - clock.start
     result.cpu_s = time.process_time() - clock.cpu
 
 
-def _key_scale(problem: Problem, gbs: int) -> float:
-    return 1.0 / (gbs * problem.workload.seq_len) if problem.per_token else 1.0
+@dataclass
+class _Search:
+    """One ranking under way."""
 
+    problem: Problem
+    best: _List
+    result: Ranking
+    clock: _Clock
+    say: Callable[[str], None]
+    log: bool
+    seeds: tuple[Config, ...]
 
-def _add_seed(problem: Problem, config: Config, best: _List) -> None:
-    p = instance_for(problem, config.layers_per_stage, config.gbs)
-    low, high = problem.gbs_target
-    if violations(p, config) or not (low <= config.gbs <= high):
-        return
-    step = float(total_time(p, {**config.axes(), "split": 0}))
-    best.add([Ranked(rank_key(step * _key_scale(problem, config.gbs)), config, step)])
+    def batch(self, gbs: int) -> tuple[bool, float]:
+        """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
+        p, domains = domain_module.build(self.problem, gbs)
+        self.result.domains = _merged(self.result.domains, p, domains)
+        if any(len(values) == 0 for values in domains.values()):
+            return True, math.inf
+        self._plant(p, domains)
+        self.result.search_space += math.prod(len(v) for a, v in domains.items() if a not in ("edp", "shards", "dp"))
+        base = Filter(build_tables(p, domains))
+        if not base.reduce(self._limit()):
+            return True, math.inf
+        self.result.open_bound = base.lower_bound
+        joined: Joined | None = None
+        for guess in GUESSES if self.best.worst == math.inf else (math.inf,):
+            if self.clock.over():
+                return False, base.lower_bound
+            limit = min(self._limit(), base.lower_bound * guess)
+            joined, found = self._enumerate(base, p, limit)
+            self.say(self._progress(gbs, base.lower_bound, found))
+            if joined.complete and limit >= min(self._limit(), math.inf):
+                break
+            if not joined.complete and self.best.worst < math.inf:
+                # a sample filled the list: try once more below its last key
+                joined, _ = self._enumerate(base, p, self._limit())
+                break
+        return self._prove(p, base, joined)
 
+    def _limit(self) -> float:
+        """The last key asked for, with the float slack."""
+        return self.best.worst * (1 + SLACK)
 
-def _rank_batch(
-    problem: Problem,
-    gbs: int,
-    best: _List,
-    result: Ranking,
-    clock: _Clock,
-    say: Callable[[str], None],
-    log: bool,
-) -> tuple[bool, float]:
-    """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
-    p, domains = domain_module.build(problem, gbs)
-    result.domains = _merged(result.domains, p, domains)
-    if any(len(values) == 0 for values in domains.values()):
-        return True, math.inf
-    scale = _key_scale(problem, gbs)
-    tables = build_tables(p, domains)
-    result.search_space += math.prod(len(v) for axis, v in domains.items() if axis not in ("edp", "shards", "dp"))
-    base = Filter(tables)
-    if not base.reduce(best.worst / scale * (1 + SLACK)):
-        return True, math.inf
-    result.open_bound = base.lower_bound * scale
-    exhausted, joined = False, None
-    for guess in GUESSES:
-        if clock.over():
-            return False, base.lower_bound * scale
-        limit = min(best.worst / scale * (1 + SLACK), base.lower_bound * guess)
-        found, exhausted, joined = _enumerate(base, p, limit, scale, best)
-        say(_progress(gbs, best, base.lower_bound, found))
-        if exhausted and limit >= best.worst / scale:
-            break
-        if exhausted and limit == math.inf:
-            break
-        if not exhausted and len(best.best) and best.k is not None and best.worst < math.inf:
-            # a sample gave k plans: try once more below the k-th
-            limit = best.worst / scale * (1 + SLACK)
-            _, exhausted, joined = _enumerate(base, p, limit, scale, best)
-            break
-    return _prove(p, base, scale, best, result, clock, joined if exhausted else None, log)
+    def _plant(self, p: Instance, domains: dict[str, Array]) -> None:
+        """Put the seeds of this batch size on the list."""
+        for config in self.seeds:
+            if config.gbs != p.gbs or config.layers_per_stage not in p.splits.index:
+                continue
+            values = _assignment(p, config)
+            inside = all(value in domains[axis] for axis, value in values.items())
+            if inside and not violations(p, config):
+                self._add(p, Table(tuple(values), {axis: np.array([v]) for axis, v in values.items()}), [0])
 
-
-def _progress(gbs: int, best: _List, bound: float, found: int) -> str:
-    ranked = best.sorted()
-    if not ranked:
-        return f"batch {gbs}: no plan yet, bound {bound:.4g} s"
-    step = ranked[0].step_time_s
-    gap = max(0.0, 1 - bound / step) if ranked[0].config.gbs == gbs else 0.0
-    return f"batch {gbs}: best {step:.4g} s, bound {bound:.4g} s, gap {gap:.1%}, {found} plans in reach"
-
-
-def _enumerate(base: Filter, p: Instance, limit: float, scale: float, best: _List) -> tuple[int, bool, Joined | None]:
-    """Join and evaluate everything below ``limit``; (legal plans found, nothing was cut off, the join)."""
-    work = base.copy()
-    if not work.reduce(limit):
-        return 0, True, None
-    rows = JOIN_ROWS if best.k is not None else 50 * JOIN_ROWS
-    joined = join(work, limit, rows)
-    table = joined.table
-    found = 0
-    for start in range(0, table.size, JOIN_ROWS):
-        part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
-        times, legal = evaluate_rows(p, part)
-        good = np.flatnonzero(legal & (times <= limit))
-        found += len(good)
-        if best.k is not None and len(good) > 4 * best.k:
-            cut = np.partition(times[good], best.k)[best.k]
-            good = good[times[good] <= cut * (1 + SLACK)]
-        best.add(
-            Ranked(rank_key(float(times[i]) * scale), config, float(times[i]))
-            for i, config in zip(good, configs_of(p, part, good), strict=True)
+    def _add(self, p: Instance, table: Table, rows: Iterable[int], costs: Array | None = None) -> None:
+        chosen = list(rows)
+        part = Table(table.axes, {axis: column[chosen] for axis, column in table.values.items()})
+        keys = evaluate_rows(p, part)[0] if costs is None else costs[chosen]
+        times = np.broadcast_to(np.asarray(total_time(p, part.values), dtype=float), (len(chosen),))
+        self.best.add(
+            Ranked(rank_key(float(keys[i])), config, float(times[i]))
+            for i, config in enumerate(configs_of(p, part, range(len(chosen))))
         )
-    return found, joined.complete, joined
 
+    def _progress(self, gbs: int, bound: float, found: int) -> str:
+        ranked = self.best.sorted()
+        if not ranked:
+            return f"batch {gbs}: no plan yet, bound {bound:.4g}"
+        gap = max(0.0, 1 - bound / ranked[0].key)
+        best = f"best {ranked[0].key:.4g} ({ranked[0].step_time_s:.4g} s a step)"
+        return f"batch {gbs}: {best}, bound {bound:.4g}, gap {gap:.1%}, {found} plans in reach"
 
-def _prove(
-    p: Instance,
-    base: Filter,
-    scale: float,
-    best: _List,
-    result: Ranking,
-    clock: _Clock,
-    joined: Joined | None,
-    log: bool,
-) -> tuple[bool, float]:
-    """Let CP-SAT look for a plan that is not listed and not dearer than the k-th.
+    def _enumerate(self, base: Filter, p: Instance, limit: float) -> tuple[Joined, int]:
+        """Join and evaluate everything up to ``limit``; the join, and how many legal plans it holds."""
+        work = base.copy()
+        if not work.reduce(limit):
+            return Joined(Table((), {}), np.zeros(0), True, limit), 0
+        capped = self.best.query.top is not None or self.best.query.cap < math.inf
+        joined = join(work, limit, JOIN_ROWS if capped else 50 * JOIN_ROWS)
+        table, found = joined.table, 0
+        for start in range(0, table.size, JOIN_ROWS):
+            part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
+            costs, legal = evaluate_rows(p, part)
+            good = np.flatnonzero(legal & (costs <= limit))
+            found += len(good)
+            self._add(p, part, self._worth_adding(part, costs, good), costs)
+        return joined, found
 
-    A complete join above that bound drops the rows that no assignment below it uses.
-    """
-    from parsolve.optimizer.model import CpModel
+    def _worth_adding(self, table: Table, costs: Array, good: Array) -> Array:
+        """Fewer rows to make configurations of: the first k, or the first of each layout (ties included)."""
+        query = self.best.query
+        good = good[costs[good] <= self._limit()]
+        if query.distinct:
+            layout = np.stack([table.values[axis][good] for axis in ("tp", "pp", "cp", "ep")])
+            _, group = np.unique(layout, axis=1, return_inverse=True)
+            least = np.full(group.max(initial=-1) + 1, math.inf)
+            np.minimum.at(least, group.ravel(), costs[good])
+            return good[costs[good] <= least[group.ravel()] * (1 + SLACK)]
+        if query.top is not None and len(good) > 4 * query.top:
+            cut = np.partition(costs[good], query.top)[query.top]
+            return good[costs[good] <= cut * (1 + SLACK)]
+        return good
 
-    start = time.perf_counter()
-    worst = best.worst
-    mine = [plan for plan in best.sorted() if plan.config.gbs == p.gbs]
-    if best.k is None and len(mine) > MAX_BLOCKED:
-        worst = mine[0].key
-    bound = worst / scale * (1 + 1e-6)
-    work = base.copy()
-    if joined is not None and joined.limit >= worst / scale:
-        work.keep_joined(joined.table.keep(joined.cost <= bound))
-    if not work.reduce(bound):
-        return True, math.inf
-    model = CpModel(work.tables, work.alive, bound)
-    for plan in mine:
-        if plan.key <= worst * (1 + SLACK):
-            model.block(_assignment(p, plan.config))
-    while True:
-        if clock.over():
-            return False, base.lower_bound * scale
-        outcome = model.solve(clock.left(), log)
-        if outcome.values is None:
-            result.proof_s += time.perf_counter() - start
-            return outcome.finished, math.inf if outcome.finished else base.lower_bound * scale
-        table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-        times, legal = evaluate_rows(p, table)
-        key = rank_key(float(times[0]) * scale)
-        if legal[0] and key < best.worst:
-            if joined is not None and key < worst * (1 - 1e-7):
-                raise InternalError(
-                    f"CP-SAT found a plan that the enumeration below the bound missed: {outcome.values}"
-                )
-            best.add([Ranked(key, configs_of(p, table, [0])[0], float(times[0]))])
-        model.block(outcome.values)
+    def _prove(self, p: Instance, base: Filter, joined: Joined | None) -> tuple[bool, float]:
+        """Let CP-SAT look for a plan that is not listed and not dearer than the last key asked for.
+
+        A complete join above that bound drops the rows that no assignment below it uses.
+        """
+        from parsolve.optimizer.model import CpModel
+
+        start = time.perf_counter()
+        best, worst = self.best, self.best.worst
+        complete = joined if joined is not None and joined.complete and joined.limit >= worst else None
+        mine = [plan for plan in best.sorted() if plan.config.gbs == p.gbs]
+        if worst == math.inf and len(mine) > MAX_BLOCKED:
+            worst = mine[0].key
+        bound = worst * (1 + 1e-6)
+        work = base.copy()
+        if complete is not None:
+            if not len(complete.cost):
+                return True, math.inf
+            work.keep_joined(complete.table.keep(complete.cost <= bound))
+        if not work.reduce(bound):
+            return True, math.inf
+        model = CpModel(work.tables, work.alive, bound)
+        by_layout = best.query.distinct and complete is not None
+        for plan in mine:
+            if plan.key <= worst * (1 + SLACK):
+                values = _assignment(p, plan.config)
+                model.block({a: values[a] for a in ("tp", "pp", "cp", "ep")} if by_layout else values)
+        while True:
+            if self.clock.over():
+                return False, base.lower_bound
+            outcome = model.solve(self.clock.left(), self.log)
+            if outcome.values is None:
+                self.result.proof_s += time.perf_counter() - start
+                return outcome.finished, math.inf if outcome.finished else base.lower_bound
+            table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
+            costs, legal = evaluate_rows(p, table)
+            if legal[0] and complete is not None and costs[0] < worst * (1 - 1e-7):
+                raise InternalError(f"CP-SAT found a plan that the enumeration missed: {outcome.values}")
+            if legal[0]:
+                self._add(p, table, [0], costs)
+            model.block(outcome.values)
 
 
 def _assignment(p: Instance, config: Config) -> dict[str, int]:
@@ -329,8 +356,7 @@ def _assignment(p: Instance, config: Config) -> dict[str, int]:
 
 
 def _merged(known: dict[str, list[int]], p: Instance, domains: dict[str, Array]) -> dict[str, list[int]]:
-    merged = {
-        axis: sorted({*known.get(axis, []), *values.tolist()}) for axis, values in domains.items() if axis != "split"
-    }
+    """The domains of all batch sizes so far."""
+    merged = {a: sorted({*known.get(a, []), *values.tolist()}) for a, values in domains.items() if a != "split"}
     merged["gbs"] = sorted({*known.get("gbs", []), p.gbs})
     return merged

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from parsolve.errors import SpecError
-from parsolve.evaluation import active_limits, active_rules
+from parsolve.evaluation import active_limits, active_rules, objective_tree
 from parsolve.functions import STAGE, Array, Count, Limit, Rule, StageMax, ordered
-from parsolve.objectives.step_time import step_time
 from parsolve.problem import Instance
 
 MAX_ROWS = 4_000_000
@@ -128,7 +127,9 @@ def _widening(axes: tuple[str, ...]) -> int:
     return 6 if len(axes) <= 1 else (2 if len(axes) <= 3 else MAX_WIDENING)
 
 
-def _tabulated(p: Instance, quantity: StageMax, tables: list[Table], budget: float | None) -> Quantity:
+def _tabulated(
+    p: Instance, quantity: StageMax, tables: list[Table], budget: float | None, weight: float = 1.0
+) -> Quantity:
     groups: dict[tuple[int, Count | None, int], Group] = {}
     for part in quantity.parts:
         fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
@@ -137,6 +138,7 @@ def _tabulated(p: Instance, quantity: StageMax, tables: list[Table], budget: flo
         cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
         if not (np.isfinite(cost).all() and (cost >= 0).all()):
             raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
+        cost = weight * cost
         key = (index, part.count, part.sign)
         if key in groups:
             groups[key].cost = groups[key].cost + cost
@@ -156,12 +158,12 @@ def build_tables(
     """Tabulate the rules as row masks and the leaves as columns."""
     active = tuple(active_rules(p.problem) if rules is None else rules)
     held = tuple(active_limits(p.problem) if limits is None else limits)
-    summands = step_time(p) if objective else ()
+    summands = objective_tree(p) if objective else []
     budgets = [(limit.quantity(p), float(limit.budget(p))) for limit in held]
-    scopes = _scopes(domains, [*summands, *(q for q, _ in budgets)], active)
+    scopes = _scopes(domains, [*(q for _, q in summands), *(q for q, _ in budgets)], active)
     tables = [tabulate(p, axes, domains, active) for axes in scopes]
     result = Tables(p, domains, tables)
-    result.objective = [_tabulated(p, quantity, tables, None) for quantity in summands]
+    result.objective = [_tabulated(p, quantity, tables, None, weight) for weight, quantity in summands]
     result.objective = [q for q in result.objective if any(group.sign > 0 for group in q.groups)]
     result.limits = [_tabulated(p, quantity, tables, budget) for quantity, budget in budgets]
     return result

@@ -108,6 +108,21 @@ def time_tree(p: Instance) -> tuple[StageMax, ...]:
     return tree
 
 
+def objective_tree(p: Instance) -> list[tuple[float, StageMax]]:
+    """What is minimised: worst-stage sums with their weights.
+
+    Step time counts in s, or in s/token when batches may differ; memory in bytes.
+    """
+    per_token = p.gbs * p.seq_len if p.problem.per_token else 1
+    tree: list[tuple[float, StageMax]] = []
+    for weight, name in p.problem.goal:
+        if name == "memory":
+            tree.append((weight, memory_tree(p)))
+        else:
+            tree += [(weight / per_token, quantity) for quantity in time_tree(p)]
+    return tree
+
+
 def memory_tree(p: Instance) -> StageMax:
     """The memory of a stage, built once an instance."""
     if "memory" not in p.memo:
@@ -215,10 +230,18 @@ _ALWAYS = {"parameters", "gradients", "optimizer", "activations", "logits", "fra
 
 
 def total_time(p: Instance, values: Mapping[str, Any]) -> Any:
-    """Step time of scalar or array axis values, s: what the solver minimises and the oracle sorts by."""
+    """Step time of scalar or array axis values, s."""
     total: Any = 0.0
     for quantity in time_tree(p):
         total = total + quantity.value(p, values)
+    return total
+
+
+def objective_value(p: Instance, values: Mapping[str, Any]) -> Any:
+    """The value that is minimised, for scalar or array axis values."""
+    total: Any = 0.0
+    for weight, quantity in objective_tree(p):
+        total = total + weight * quantity.value(p, values)
     return total
 
 

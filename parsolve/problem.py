@@ -16,6 +16,8 @@ from parsolve.specs import Cluster, Model, Profile, Workload
 from parsolve.splits import Layers, Splits
 
 DEFAULT_VERSIONS = {"megatron": "0.19", "deepspeed": "0.19", "generic": ""}
+Goal = tuple[tuple[float, str], ...]
+STEP_TIME: Goal = ((1.0, "step_time"),)
 OLDEST_MEGATRON, NEWEST_MEGATRON = (0, 12), (0, 20)
 
 
@@ -29,6 +31,7 @@ class Problem:
     workload: a Workload, or leave it out and give its fields as keywords (``seq_len=4096, gbs=1024``).
     profile: efficiency constants; a Profile, a preset name or a file.
     rules, terms, limits: the user's own; ``without`` leaves built-in rules and limits out by name.
+    goal: what is minimised, pairs of (weight, ``step_time`` or ``memory``); step time unless given.
 
     Raises
     ------
@@ -43,6 +46,7 @@ class Problem:
     terms: tuple[Term, ...] = ()
     limits: tuple[Limit, ...] = ()
     without: frozenset[str] = field(default_factory=frozenset)
+    goal: Goal = STEP_TIME
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Problem:
         terms: Iterable[Term] = (),
         limits: Iterable[Limit] = (),
         without: Iterable[str] = (),
+        goal: Goal = STEP_TIME,
         **options: Any,
     ) -> None:
         from parsolve.loading import load_cluster, load_model
@@ -73,6 +78,7 @@ class Problem:
             ("terms", tuple(terms)),
             ("limits", tuple(limits)),
             ("without", frozenset(without)),
+            ("goal", goal),
         ):
             object.__setattr__(self, name, value)
         self._check()
@@ -146,8 +152,8 @@ class Problem:
         return Instance(self, gbs, splits)
 
     def with_(self, **changes: Any) -> Problem:
-        """A copy with some of cluster, model, workload, profile, rules, terms, limits, without replaced."""
-        fields = ("cluster", "model", "workload", "profile", "rules", "terms", "limits", "without")
+        """A copy with some of cluster, model, workload, profile, rules, terms, limits, without, goal replaced."""
+        fields = ("cluster", "model", "workload", "profile", "rules", "terms", "limits", "without", "goal")
         return Problem(**{name: changes.get(name, getattr(self, name)) for name in fields})
 
 

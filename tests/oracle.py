@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.evaluation import active_limits, active_rules, total_time
+from parsolve.evaluation import active_limits, active_rules, objective_value
 from parsolve.optimizer.domains import batch_domains, reachable_batches, split_list, static_domains
 from parsolve.optimizer.ranking import rank_key
 from parsolve.problem import Problem
@@ -60,12 +60,11 @@ def _at_batch(problem: Problem, gbs: int) -> list[tuple[float, Config]]:
         legal &= np.broadcast_to(np.asarray(rule(p, values), dtype=bool), legal.shape)
     for limit in active_limits(problem):
         legal &= np.broadcast_to(np.asarray(limit.holds(p, values), dtype=bool), legal.shape)
-    times = np.broadcast_to(np.asarray(total_time(p, values)), legal.shape)
-    scale = 1.0 / (gbs * problem.workload.seq_len) if problem.per_token else 1.0
+    costs = np.broadcast_to(np.asarray(objective_value(p, values)), legal.shape)
     names = ("tp", "pp", "cp", "ep", "etp", "vpp", "zero", "mbs", "grad_acc", "dp", "edp")
     return [
         (
-            rank_key(float(times[i]) * scale),
+            rank_key(float(costs[i])),
             Config(
                 **{name: int(values[name][i]) for name in names},
                 recompute=Recompute(int(values["recompute"][i])),

@@ -9,7 +9,7 @@ from oracle import enumerate_all
 from problems import random_problem
 
 from parsolve.evaluation import instance_for, violations
-from parsolve.optimizer.ranking import rank
+from parsolve.optimizer.ranking import Query, layout_of, rank
 
 DEPTHS = (1, 3, 10, 50)
 
@@ -18,7 +18,7 @@ def compare(seed: int, large: bool) -> None:
     problem = random_problem(seed, large)
     expected = enumerate_all(problem)
     k = DEPTHS[seed % len(DEPTHS)]
-    ranking = rank(problem, k)
+    ranking = rank(problem, Query(top=k))
     assert ranking.complete
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected[:k]
     for plan in ranking.plans:
@@ -50,6 +50,6 @@ def test_random_problems_cover_the_kinds() -> None:
 def test_all_plans_are_listed_without_a_cap() -> None:
     problem = random_problem(2)
     expected = enumerate_all(problem)
-    ranking = rank(problem, None)
+    ranking = rank(problem, Query(top=None))
     assert ranking.legal == len(expected) > 100
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected
