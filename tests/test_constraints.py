@@ -9,6 +9,7 @@ import pytest
 import parsolve
 from parsolve import Problem
 from parsolve.constraints import RULES
+from parsolve.problem import replace_workload
 
 
 def broken(problem: Problem, config: str | dict[str, Any]) -> set[str]:
@@ -74,6 +75,12 @@ CASES: list[tuple[str, Problem, str, str]] = [
     ("hidden_width", dense(model={"hidden_size": 5122}), "tp=2", "tp=4"),
     ("memory", dense(), "tp=8,pp=2", "tp=1,pp=1"),
     ("token_target", dense(gbs=None, gbs_tokens=1_000_000), "grad_acc=16", "grad_acc=17"),
+    ("zero_alone", moe(model="qwen3-30b-a3b", framework="deepspeed"), "zero=2", "zero=2,tp=2"),
+    ("whole_layers", dense(framework="deepspeed"), "recompute=full", "recompute=selective"),
+    ("deepspeed_precision", dense(framework="deepspeed"), "zero=1", "FP8"),
+    ("sharded_optimizer", dense(optimizer="sgd"), "zero=0", "zero=1"),
+    ("context_needs_fused_attention", dense(cluster="v100-sxm-32gb:2x8", precision="fp16"), "cp=1", "cp=2"),
+    ("sinks_exchange_heads", moe(model="gpt-oss-20b"), "tp=1,etp=1,cp=2", "tp=8,etp=1,cp=2"),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]
 
@@ -81,6 +88,8 @@ CASES: list[tuple[str, Problem, str, str]] = [
 @pytest.mark.parametrize(("rule", "problem", "legal", "illegal"), CASES, ids=[case[0] for case in CASES])
 def test_rule(rule: str, problem: Problem, legal: str, illegal: str) -> None:
     assert rule not in broken(problem, legal)
+    if illegal == "FP8":
+        problem, illegal = replace_workload(problem, precision="fp8"), legal
     assert rule in broken(problem, illegal)
 
 

@@ -6,6 +6,7 @@ Source: deepspeedai/Megatron-DeepSpeed 4efb479d, megatron/arguments.py, initiali
 from __future__ import annotations
 
 from parsolve.config import Config
+from parsolve.constraints.framework import megatron_deepspeed_gap
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments, ShellWord
 from parsolve.problem import Problem
@@ -44,27 +45,9 @@ def add_megatron_deepspeed(args: Arguments, problem: Problem, config: Config, co
 
 def _refuse(problem: Problem, config: Config) -> None:
     model, moe = problem.model, problem.model.moe
-    reasons = [
-        (model.mla is not None, "multi-head latent attention"),
-        (model.position == "alibi", "ALiBi positions"),
-        (model.window is not None and model.window < problem.workload.seq_len, "sliding windows"),
-        (model.attention_sinks, "attention sinks"),
-        (model.qk_norm != "none", "norms of queries and keys"),
-        (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
-        (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
-        (model.embedding_norm, "a norm after the embedding"),
-        (model.gated_mlp and model.activation != "silu", f"a gated MLP with {model.activation}"),
-    ]
-    if moe:
-        reasons += [
-            (bool(moe.shared_ffn_size), "shared experts"),
-            (bool(moe.dense_layers), "an MLP of another width in some layers of a mixture of experts"),
-            (moe.router_score != "softmax", f"{moe.router_score} routing"),
-            (moe.num_groups is not None, "node-limited routing"),
-        ]
-    for holds, what in reasons:
-        if holds:
-            raise NotExpressibleError(f"{model.name}: Megatron-DeepSpeed has no {what}")
+    gap = megatron_deepspeed_gap(problem)
+    if gap:
+        raise NotExpressibleError(f"{model.name}: Megatron-DeepSpeed has no {gap}")
     if moe and config.etp != config.tp:
         raise NotExpressibleError(f"etp={config.etp}: Megatron-DeepSpeed divides experts over the tp={config.tp} ranks")
     if moe and config.dp % config.ep:

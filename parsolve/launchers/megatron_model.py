@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parsolve.constraints.framework import megatron_lm_gap
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments
 from parsolve.problem import Problem
@@ -64,16 +65,9 @@ def add_model(args: Arguments, problem: Problem, tp: int) -> None:
 
 
 def _refuse(model: Model) -> None:
-    reasons = (
-        (model.position == "alibi", "ALiBi positions"),
-        (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
-        (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
-        (model.embedding_norm, "a norm after the embedding"),
-        (model.gated_mlp and model.activation in ("relu", "relu2"), f"a gated MLP with {model.activation}"),
-    )
-    for holds, what in reasons:
-        if holds:
-            raise NotExpressibleError(f"{model.name}: Megatron-LM has no {what}")
+    gap = megatron_lm_gap(model)
+    if gap:
+        raise NotExpressibleError(f"{model.name}: Megatron-LM has no {gap}")
 
 
 def _ffn_size(model: Model, tp: int) -> int:

@@ -1,0 +1,133 @@
+"""What a launcher has no words for: model features, precisions and optimizers that restrict the plans it is offered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parsolve.functions import rule
+from parsolve.problem import Instance, Problem
+from parsolve.specs import Model, Recompute
+
+
+def _first(reasons: list[tuple[bool, str]]) -> str | None:
+    return next((what for holds, what in reasons if holds), None)
+
+
+def megatron_lm_gap(model: Model) -> str | None:
+    """The first feature of the model that Megatron-LM's pretrain_gpt.py cannot build, None when it can.
+
+    Source: megatron/training/arguments.py; megatron/core/transformer.
+    """
+    return _first(
+        [
+            (model.position == "alibi", "ALiBi positions"),
+            (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
+            (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
+            (model.embedding_norm, "a norm after the embedding"),
+            (model.gated_mlp and model.activation in ("relu", "relu2"), f"a gated MLP with {model.activation}"),
+        ]
+    )
+
+
+def megatron_deepspeed_gap(problem: Problem) -> str | None:
+    """The first feature of the model that Megatron-DeepSpeed cannot build, None when it can.
+
+    Source: deepspeedai/Megatron-DeepSpeed, megatron/arguments.py, megatron/model.
+    """
+    model, moe = problem.model, problem.model.moe
+    reasons = [
+        (model.mla is not None, "multi-head latent attention"),
+        (model.position == "alibi", "ALiBi positions"),
+        (model.window is not None and model.window < problem.workload.seq_len, "sliding windows"),
+        (model.attention_sinks, "attention sinks"),
+        (model.qk_norm != "none", "norms of queries and keys"),
+        (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
+        (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
+        (model.embedding_norm, "a norm after the embedding"),
+        (model.gated_mlp and model.activation != "silu", f"a gated MLP with {model.activation}"),
+    ]
+    if moe:
+        reasons += [
+            (bool(moe.shared_ffn_size), "shared experts"),
+            (bool(moe.dense_layers), "an MLP of another width in some layers of a mixture of experts"),
+            (moe.router_score != "softmax", f"{moe.router_score} routing"),
+            (moe.num_groups is not None, "node-limited routing"),
+        ]
+    return _first(reasons)
+
+
+@rule(
+    "{p.model.name} has layers that Megatron-DeepSpeed cannot build, so DeepSpeed trains it with ZeRO alone: "
+    "tp={tp}, cp={cp}, pp={pp}, ep={ep} must all be 1",
+    frameworks=("deepspeed",),
+    source="Megatron-DeepSpeed, megatron/model; plain DeepSpeed shards any Hugging Face model",
+)
+def zero_alone(p: Instance, *, tp: Any, cp: Any, pp: Any, ep: Any) -> Any:
+    """A model that only plain DeepSpeed can build is trained with ZeRO alone."""
+    alone = (np.asarray(tp) == 1) & (cp == 1) & (pp == 1) & (ep == 1)
+    return alone | (megatron_deepspeed_gap(p.problem) is None)
+
+
+@rule(
+    "recompute={recompute} (selective) with ZeRO alone (tp={tp}, cp={cp}, pp={pp}, ep={ep}): use none or full",
+    frameworks=("deepspeed",),
+    source="Hugging Face trainers recompute whole layers or nothing",
+)
+def whole_layers(p: Instance, *, tp: Any, cp: Any, pp: Any, ep: Any, recompute: Any) -> Any:
+    """Plain DeepSpeed on a Hugging Face model has no selective recomputation."""
+    alone = (np.asarray(tp) == 1) & (cp == 1) & (pp == 1) & (ep == 1)
+    return ~alone | (np.asarray(recompute) != Recompute.SELECTIVE)
+
+
+@rule(
+    "DeepSpeed's own configuration has no {p.workload.precision} training: use bf16",
+    frameworks=("deepspeed",),
+    source="DeepSpeed runtime/config.py: bf16 and fp16 sections",
+)
+def deepspeed_precision(p: Instance) -> Any:
+    """DeepSpeed trains in bf16 or fp16."""
+    return np.bool_(p.workload.precision != "fp8")
+
+
+@rule(
+    "zero={zero}: Megatron-LM's distributed optimizer has no {p.workload.optimizer}; use zero=0 or adam",
+    frameworks=("megatron",),
+    source="megatron/core/optimizer/distrib_optimizer.py: Adam only",
+)
+def sharded_optimizer(p: Instance, *, zero: Any) -> Any:
+    """Megatron-LM shards the states of Adam only."""
+    return (np.asarray(zero) == 0) | (p.workload.optimizer == "adam")
+
+
+@rule(
+    "cp={cp} needs fused attention, which {p.cluster.gpu.name} lacks: use cp=1",
+    frameworks=("megatron",),
+    source="Transformer Engine: context parallelism is part of its fused attention (compute capability 8.0)",
+)
+def context_needs_fused_attention(p: Instance, *, cp: Any) -> Any:
+    """Context parallelism in Megatron-LM needs an Ampere GPU or newer."""
+    return (np.asarray(cp) == 1) | (p.cluster.gpu.compute_capability >= 8)
+
+
+@rule(
+    "cp={cp} with attention sinks exchanges whole heads: it must divide the heads of a tp={tp} rank",
+    frameworks=("megatron",),
+    source="Transformer Engine: sinks with context parallelism only all-to-all",
+)
+def sinks_exchange_heads(p: Instance, *, cp: Any, tp: Any) -> Any:
+    """With attention sinks context parallelism is all-to-all over heads."""
+    heads = p.model.num_heads // np.maximum(tp, 1)
+    kv_heads = np.maximum(1, p.model.num_kv_heads // np.maximum(tp, 1))
+    return (np.asarray(cp) == 1) | (not p.model.attention_sinks) | ((heads % cp == 0) & (kv_heads % cp == 0))
+
+
+RULES = (
+    zero_alone,
+    whole_layers,
+    deepspeed_precision,
+    sharded_optimizer,
+    context_needs_fused_attention,
+    sinks_exchange_heads,
+)
