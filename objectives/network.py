@@ -60,9 +60,7 @@ def pass_time(p: Instance, size: Any, stride: Any, payload: Any, calls: float = 
     Source: ring algorithm, Patarasuk & Yuan 2009.
     """
     moved = payload * (size - 1) / np.maximum(size, 1)
-    return np.where(
-        size > 1, moved / ring_rate(p, size, stride) + calls * hop_latency(p, size, stride), 0.0
-    )
+    return np.where(size > 1, moved / ring_rate(p, size, stride) + calls * hop_latency(p, size, stride), 0.0)
 
 
 def all_to_all_time(p: Instance, size: Any, stride: Any, payload: Any) -> Any:

@@ -293,19 +293,19 @@ class _Search:
             self._add(p, part, self._worth_adding(part, costs, good), costs)
         return joined, found
 
-    def _worth_adding(self, table: Table, costs: Array, good: Array) -> Array:
+    def _worth_adding(self, table: Table, costs: Array, rows: Array) -> Array:
         """Fewer rows to make configurations of: the first k, or the first of each layout (ties included)."""
         query = self.best.query
-        good = good[costs[good] <= self._limit()]
+        good: Array = rows[costs[rows] <= self._limit()]
         if query.distinct:
             layout = np.stack([table.values[axis][good] for axis in ("tp", "pp", "cp", "ep")])
             _, group = np.unique(layout, axis=1, return_inverse=True)
             least = np.full(group.max(initial=-1) + 1, math.inf)
             np.minimum.at(least, group.ravel(), costs[good])
-            return good[costs[good] <= least[group.ravel()] * (1 + SLACK)]
-        if query.top is not None and len(good) > 4 * query.top:
+            good = good[costs[good] <= least[group.ravel()] * (1 + SLACK)]
+        elif query.top is not None and len(good) > 4 * query.top:
             cut = np.partition(costs[good], query.top)[query.top]
-            return good[costs[good] <= cut * (1 + SLACK)]
+            good = good[costs[good] <= cut * (1 + SLACK)]
         return good
 
     def _prove(self, p: Instance, base: Filter, joined: Joined | None) -> tuple[bool, float]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from parsolve.api import assumptions, make_plan
 from parsolve.config import Config
-from parsolve.evaluation import instance_for, total_time
-from parsolve.functions import rule
+from parsolve.constraints.memory import stage_memory
+from parsolve.evaluation import instance_for, objective_value, total_time
+from parsolve.functions import Limit, rule
+from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
-from parsolve.optimizer.ranking import InterruptedRanking, Ranked, Ranking, rank
+from parsolve.optimizer.ranking import SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
 from parsolve.problem import Instance, Problem
 from parsolve.result import Baseline, Plan, Result
 from parsolve.splits import Layers
+
+PARETO_STEP = 0.02
+"""Neighbours on the front differ by at least this share of memory."""
 
 
 @rule("only even cuts", name="even cut only")
@@ -23,18 +30,32 @@ def even_cut(p: Instance, *, split: Any) -> Any:
     return p.splits.even[split]
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a problem. See ``parsolve.solve``."""
+
+    top: int | None = 5
+    within: float | None = None
+    distinct: bool = False
+    objective: Objective = DEFAULT
+    pareto: bool = False
+    explain: bool = False
+    hints: tuple[Config, ...] = ()
+    time_limit: float | None = None
+
+
 def solve_problem(
     problem: Problem,
-    top: int | None = 5,
-    time_limit: float | None = None,
+    request: Request = Request(),
     progress: Callable[[str], None] | None = None,
     log: bool = False,
 ) -> Result:
-    """Rank, prove, explain. See ``parsolve.solve``."""
+    """Rank, prove, explain."""
     thumb = rule_of_thumb(problem)
+    seeds = [*request.hints, *([thumb] if thumb else [])]
     interrupted = False
     try:
-        ranking = rank(problem, top, time_limit, progress, log, seeds=[thumb] if thumb else [])
+        ranking = _ranking(problem, request, progress, log, seeds)
     except InterruptedRanking as stop:
         ranking, interrupted = stop.ranking, True
     status = _status(ranking)
@@ -48,23 +69,134 @@ def solve_problem(
         figures["interrupted"] = True
     plans = _plans(problem, ranking)
     best = ranking.plans[0] if ranking.plans else None
-    left = None if time_limit is None else time_limit - ranking.wall_s
+    left = None if request.time_limit is None else request.time_limit - ranking.wall_s
     result = Result(
         problem=problem,
         status=status,
         plans=plans,
         assumptions=assumptions(problem),
-        bound=ranking.bound if ranking.plans else None,
+        best_value=_value(problem, request.objective, plans[0], best) if best else None,
+        bound=ranking.bound if best else None,
         domains=ranking.domains,
         solver=figures,
         baseline=_beside("rule-of-thumb", problem, thumb, best) if best is not None else None,
         even_split=None if best is None or interrupted else _even_split(problem, ranking, best, left),
+        objective=request.objective,
+        pareto=request.pareto,
     )
     if status == "infeasible":
         from parsolve.optimizer.conflicts import explain_infeasible
 
-        result = replace(result, infeasible=explain_infeasible(problem))
+        return replace(result, infeasible=explain_infeasible(problem))
+    if request.explain and plans and not interrupted:
+        from parsolve.optimizer.counterfactuals import counterfactuals
+
+        return replace(result, counterfactuals=counterfactuals(problem, plans[0], ranking.domains))
     return result
+
+
+def _ranking(
+    problem: Problem,
+    request: Request,
+    progress: Callable[[str], None] | None,
+    log: bool,
+    seeds: list[Config],
+) -> Ranking:
+    """The plans that the request asks for, in its order."""
+
+    def run(asked: Problem, query: Query) -> Ranking:
+        return rank(asked, query, request.time_limit, progress, log, seeds)
+
+    objective = request.objective
+    if request.pareto:
+        return pareto_front(problem, run)
+    problem = _weighted(problem, objective, run) if objective.weights else problem.with_(goal=objective.goal)
+    tolerance = request.within if request.within is not None else objective.tolerance
+    second = objective.second_goal()
+    if request.within is None and second is None:
+        return run(problem, Query(request.top, distinct=request.distinct))
+    first = run(problem, Query(1))
+    if not first.plans or not first.complete:
+        return first
+    cap = first.plans[0].key * (1 + tolerance) * (1 + SLACK)
+    if second is None:
+        return run(problem, Query(request.top if request.within is None else None, cap, request.distinct))
+    everything = run(problem, Query(None, cap))
+    everything.plans = _reordered(problem.with_(goal=second), everything.plans)[: request.top]
+    return everything
+
+
+def _value(problem: Problem, objective: Objective, plan: Plan, ranked: Ranked) -> float:
+    """The best plan's objective as its estimate has it (the ranking key is rounded)."""
+    if objective.weights:
+        return ranked.key
+    if objective.first == "memory":
+        return float(plan.estimate.memory_bytes["total"])
+    return plan.estimate.time_per_token_s if problem.per_token else plan.estimate.step_time_s
+
+
+def _reordered(problem: Problem, plans: list[Ranked]) -> list[Ranked]:
+    """The plans sorted by another goal, ties by their order so far. Keys stay those of the first goal."""
+
+    def value(plan: Ranked) -> float:
+        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        return rank_key(float(objective_value(p, {**plan.config.axes(), "split": 0})))
+
+    return sorted(plans, key=value)
+
+
+def _weighted(problem: Problem, objective: Objective, run: Callable[[Problem, Query], Ranking]) -> Problem:
+    """The goal w1*first/best first + w2*second/best second, without unit."""
+    goal: list[tuple[float, str]] = []
+    for weight, name in zip(objective.weights or (), (objective.first, objective.second), strict=True):
+        measure = "memory" if name == "memory" else "step_time"
+        best = run(problem.with_(goal=((1.0, measure),)), Query(1)).plans
+        goal.append((weight / best[0].key if best else weight, measure))
+    return problem.with_(goal=tuple(goal))
+
+
+def pareto_front(problem: Problem, run: Callable[[Problem, Query], Ranking]) -> Ranking:
+    """Plans that no other plan beats in both step time and memory of its worst stage, fastest first.
+
+    Each next plan is the fastest that needs at least PARETO_STEP less memory than the one before it, and of equally
+    fast ones the leanest; the last is the fastest of the leanest step.
+    """
+    front: list[Ranked] = []
+    budget = math.inf
+    total: Ranking | None = None
+    while True:
+        own = Limit("memory below the last plan", stage_memory, partial(_constant, budget), "")
+        asked = problem if budget == math.inf else problem.with_(limits=(*problem.limits, own))
+        step = run(asked, Query(1))
+        total = step if total is None else _added(total, step)
+        if not step.plans:
+            break
+        plan = step.plans[0]
+        plan = _leanest(asked, run, plan)
+        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        front.append(plan)
+        budget = float(stage_memory(p).value(p, {**plan.config.axes(), "split": 0})) * (1 - PARETO_STEP)
+        if not step.complete:
+            break
+    total.plans = front
+    return total
+
+
+def _constant(value: float, p: Instance) -> float:
+    return value
+
+
+def _leanest(problem: Problem, run: Callable[[Problem, Query], Ranking], plan: Ranked) -> Ranked:
+    """Among the plans that are exactly as fast, the one with the least memory."""
+    equal = [other for other in run(problem, Query(None, plan.key * (1 + SLACK))).plans if other.key == plan.key]
+    return _reordered(problem.with_(goal=((1.0, "memory"),)), equal)[0] if equal else plan
+
+
+def _added(total: Ranking, step: Ranking) -> Ranking:
+    total.wall_s += step.wall_s
+    total.cpu_s += step.cpu_s
+    total.complete &= step.complete
+    return total
 
 
 def _status(ranking: Ranking) -> str:
@@ -109,5 +241,5 @@ def _even_split(problem: Problem, ranking: Ranking, best: Ranked, time_limit: fl
             return _beside("even", problem, plan.config, best)
     if time_limit is not None and time_limit <= 0:
         return None
-    again = rank(problem.with_(rules=(*problem.rules, even_cut)), 1, time_limit)
+    again = rank(problem.with_(rules=(*problem.rules, even_cut)), Query(1), time_limit)
     return _beside("even", problem, again.plans[0].config, best) if again.plans else None

@@ -117,6 +117,12 @@ def solve(
     terms: Iterable[Term] = (),
     limits: Iterable[Limit] = (),
     without: Iterable[str] = (),
+    within: float | None = None,
+    distinct: bool = False,
+    objective: str = "step_time",
+    pareto: bool = False,
+    explain: bool = False,
+    hint: Iterable[Config] = (),
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
     log: bool = False,
@@ -129,6 +135,12 @@ def solve(
     pin, forbid, max, min: restrictions per axis, e.g. ``pin={"tp": {4, 8}, "recompute": "none"}``.
     require: conditions over axes, e.g. ``"tp*cp <= 8"``.
     rules, terms, limits, without: the user's own, and built-in ones to leave out by name.
+    within: a fraction; lists every plan within it of the best instead of ``top``.
+    distinct: only the best plan of each (tp, pp, cp, ep).
+    objective: step_time, throughput, cost, memory; a pair ``step_time~2%,memory`` or ``0.7*step_time+0.3*memory``.
+    pareto: the front of step time against memory instead of a ranking.
+    explain: add counterfactuals: what other choices would cost, re-solved.
+    hint: configurations to start from.
     time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
     progress: called with a line of text now and then.
 
@@ -137,7 +149,8 @@ def solve(
     SpecError: a restriction cannot be read, or a user's function raised.
     """
     from parsolve.expressions import require_rule
-    from parsolve.optimizer.solve import solve_problem
+    from parsolve.objective import parse_objective
+    from parsolve.optimizer.solve import Request, solve_problem
 
     own = (*rules, *(require_rule(text) for text in require))
     if terms or limits or without:
@@ -147,7 +160,10 @@ def solve(
             without=problem.without | frozenset(without),
         )
     problem = restrict(problem, pin, forbid, max, min, own)
-    return solve_problem(problem, top, time_limit, progress, log)
+    request = Request(
+        top, within, distinct, parse_objective(objective, problem), pareto, explain, tuple(hint), time_limit
+    )
+    return solve_problem(problem, request, progress, log)
 
 
 __all__ = ["assumptions", "check", "check_result", "evaluate", "make_plan", "solve"]

@@ -9,6 +9,7 @@ from typing import Any
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError, SpecError
 from parsolve.evaluation import Estimate, Violation
+from parsolve.objective import DEFAULT, Objective, shown, unit
 from parsolve.problem import Problem
 
 SCHEMA_VERSION = 1
@@ -94,6 +95,21 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Counterfactual:
+    """The best plan under another choice: ``relative`` to the best plan and what grows, or why it is illegal."""
+
+    change: str
+    config: Config | None
+    step_time_s: float | None
+    relative: float | None
+    cause: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``counterfactuals``."""
+        return {**vars(self), "config": self.config.to_json() if self.config else None}
+
+
+@dataclass(frozen=True)
 class Relaxation:
     """A change that makes an infeasible problem feasible, with the best step time it then has."""
 
@@ -127,12 +143,16 @@ class Result:
     status: str
     plans: tuple[Plan, ...]
     assumptions: tuple[str, ...] = ()
+    best_value: float | None = None
     bound: float | None = None
     domains: dict[str, list[int]] = field(default_factory=dict)
     solver: dict[str, Any] = field(default_factory=dict)
     baseline: Baseline | None = None
     even_split: Baseline | None = None
     infeasible: Infeasible | None = None
+    objective: Objective = DEFAULT
+    counterfactuals: tuple[Counterfactual, ...] = ()
+    pareto: bool = False
 
     @property
     def best(self) -> Plan:
@@ -151,17 +171,21 @@ class Result:
         """Warnings of the best plan."""
         return self.plans[0].warnings if self.plans else ()
 
-    def cost(self, plan: Plan) -> float:
-        """What plans are ranked by: s, or s/token when batches may differ."""
-        estimate = plan.estimate
-        return estimate.time_per_token_s if self.problem.per_token else estimate.step_time_s
+    def _objective_json(self) -> dict[str, Any]:
+        """Name, unit, best, bound and gap; the gap is that of the minimised value."""
+        best, bound = self.best_value, self.bound
+        if not self.plans or self.status not in ("optimal", "feasible"):
+            best = bound = None
+        elif self.status == "optimal":
+            bound = best
+        gap = None if best is None or bound is None else max(0.0, (best - bound) / best)
+        gbs = self.plans[0].config.gbs if self.plans else 1
+        show = [None if v is None else shown(self.problem, self.objective, v, gbs) for v in (best, bound)]
+        name, in_unit = self.objective.name, unit(self.problem, self.objective)
+        return {"name": name, "unit": in_unit, "best": show[0], "bound": show[1], "gap": gap}
 
     def to_json(self) -> dict[str, Any]:
         """The whole result as plain data, see the JSON contract in the documentation."""
-        best = self.cost(self.plans[0]) if self.plans and self.status in ("optimal", "feasible") else None
-        bound = self.bound if best is not None else None
-        if best is not None and self.status == "optimal":
-            bound = best
         data: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "parsolve_version": _version(),
@@ -169,19 +193,17 @@ class Result:
             "problem": problem_json(self.problem, self.domains),
             "assumptions": list(self.assumptions),
             "warnings": [{"rule": w.rule, "message": w.message} for w in self.warnings],
-            "objective": {
-                "name": "step_time",
-                "unit": "s/token" if self.problem.per_token else "s",
-                "best": best,
-                "bound": bound,
-                "gap": None if best is None or bound is None else max(0.0, (best - bound) / best),
-            },
+            "objective": self._objective_json(),
             "solver": self.solver,
             "baseline": self.baseline.to_json() if self.baseline else None,
             "even_split": self.even_split.to_json() if self.even_split else None,
             "plans": [plan.to_json() for plan in self.plans],
             "infeasible": self.infeasible.to_json() if self.infeasible else None,
         }
+        if self.counterfactuals:
+            data["counterfactuals"] = [c.to_json() for c in self.counterfactuals]
+        if self.pareto:
+            data["pareto"] = ["step_time_s", "memory_bytes.total"]
         if self.status in ("legal", "illegal"):
             data["violations"] = [vars(v) for v in self.plans[0].violations] if self.plans else []
         return data

@@ -181,7 +181,7 @@ def _result() -> Schema:
             "objective": _object(
                 {
                     "name": TEXT,
-                    "unit": {"type": "string", "enum": ["s", "s/token"]},
+                    "unit": {"type": "string", "enum": ["s", "s/token", "tokens/s/GPU", "currency/token", "B", "1"]},
                     "best": _or_null(NUMBER),
                     "bound": _or_null(NUMBER),
                     "gap": _or_null(NUMBER),
@@ -205,6 +205,18 @@ def _result() -> Schema:
         {
             "violations": _list(_object({"rule": TEXT, "message": TEXT, "values": {"type": "object"}})),
             "formulas": _list(FORMULA),
+            "counterfactuals": _list(
+                _object(
+                    {
+                        "change": TEXT,
+                        "config": _or_null(_ref("config")),
+                        "step_time_s": _or_null(NUMBER),
+                        "relative": _or_null(NUMBER),
+                        "cause": TEXT,
+                    }
+                )
+            ),
+            "pareto": TEXTS,
         },
         about="What `solve -f json` and `check -f json` print.",
     )

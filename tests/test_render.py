@@ -54,6 +54,7 @@ def result(texts: tuple[str, ...] = ("tp=2,pp=2,zero=1", "tp=4,mbs=2,zero=1"), *
         "status": "optimal",
         "plans": plans,
         "assumptions": ("a constant is assumed",),
+        "best_value": best,
         "bound": best,
         "domains": {"tp": [1, 2, 4], "recompute": [0, 1, 2], "mbs": list(range(1, 9)), "dp": [1, 2]},
         "solver": {"wall_s": 0.1, "cpu_s": 0.1, "search_space": 1234567, "legal": None},

@@ -8,8 +8,11 @@ import pytest
 from oracle import enumerate_all
 from problems import random_problem
 
+import parsolve
+from parsolve import Problem
 from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.ranking import Query, layout_of, rank
+from parsolve.optimizer.solve import PARETO_STEP
 
 DEPTHS = (1, 3, 10, 50)
 
@@ -53,3 +56,67 @@ def test_all_plans_are_listed_without_a_cap() -> None:
     ranking = rank(problem, Query(top=None))
     assert ranking.legal == len(expected) > 100
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_within_and_distinct_equal_the_oracle(seed: int) -> None:
+    problem = random_problem(seed)
+    expected = enumerate_all(problem)
+    if not expected:
+        pytest.skip("infeasible")
+    cap = expected[0][0] * 1.05
+    within = rank(problem, Query(None, cap))
+    assert [(plan.key, plan.config) for plan in within.plans] == [row for row in expected if row[0] <= cap]
+    first: dict[tuple[int, ...], tuple[float, object]] = {}
+    for key, config in expected:
+        first.setdefault(layout_of(config), (key, config))
+    distinct = rank(problem, Query(8, distinct=True))
+    assert distinct.complete
+    assert [(plan.key, plan.config) for plan in distinct.plans] == list(first.values())[:8]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_least_memory_equals_the_oracle(seed: int) -> None:
+    problem = random_problem(seed).with_(goal=((1.0, "memory"),))
+    expected = enumerate_all(problem)
+    ranking = rank(problem, Query(3))
+    assert [(plan.key, plan.config) for plan in ranking.plans] == expected[:3]
+
+
+@pytest.mark.parametrize("seed", [1, 4, 8])
+def test_the_pareto_front_equals_the_oracle(seed: int) -> None:
+    problem = random_problem(seed)
+    times = enumerate_all(problem)
+    if not times:
+        pytest.skip("infeasible")
+    memory = {config: key for key, config in enumerate_all(problem.with_(goal=((1.0, "memory"),)))}
+    result = parsolve.solve(problem, pareto=True)
+    budget = float("inf")
+    for plan in result.plans:
+        under = [(key, memory[config]) for key, config in times if memory[config] <= budget]
+        fastest = min(under)
+        found = next(key for key, config in times if config == plan.config)
+        assert (found, memory[plan.config]) == fastest
+        budget = memory[plan.config] * (1 - PARETO_STEP)
+    assert not [config for _, config in times if memory[config] <= budget]
+
+
+def test_a_hint_changes_nothing_but_the_way() -> None:
+    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
+    plain = parsolve.solve(problem, top=5)
+    hinted = parsolve.solve(problem, top=5, hint=[plan.config for plan in plain.plans[2:]])
+    assert [plan.config for plan in hinted.plans] == [plan.config for plan in plain.plans]
+
+
+def test_counterfactuals_are_solved() -> None:
+    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
+    result = parsolve.solve(problem, top=1, explain=True)
+    assert len(result.counterfactuals) > 10
+    for item in result.counterfactuals:
+        axis, value = item.change.split("=")
+        again = parsolve.solve(problem, top=1, pin={axis: value})
+        if item.step_time_s is None:
+            assert again.status == "infeasible"
+            assert item.cause.startswith("illegal")
+        else:
+            assert again.best.estimate.step_time_s == item.step_time_s >= result.best.estimate.step_time_s

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from parsolve.commands.options import DURATION, PROBLEM, RESTRICTIONS, Top, build_problem, output_options
+from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS, Top, build_problem, output_options
 
 
 @click.command("solve", short_help="The fastest legal plans, and the proof that nothing is faster.")
@@ -18,7 +18,19 @@ from parsolve.commands.options import DURATION, PROBLEM, RESTRICTIONS, Top, buil
 @click.option(
     "--time-limit", type=DURATION, default="30s", show_default=True, help="Stop then, and print the best so far."
 )
-@click.option("--explain", is_flag=True, help="Add the formulas behind every figure of the best plan.")
+@click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
+@click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")
+@click.option(
+    "--objective",
+    default="step_time",
+    show_default=True,
+    help="step_time, throughput, cost, memory; a pair: step_time~2%,memory or 0.7*step_time+0.3*memory.",
+)
+@click.option("--pareto", is_flag=True, help="The front of step time against memory of the worst stage.")
+@click.option("--hint", type=click.Path(), metavar="PLAN.json", help="Start from the plans of a saved result.")
+@click.option(
+    "--explain", is_flag=True, help="Add the formulas behind the best plan, and what other choices would cost."
+)
 @output_options("table", "json", "csv", launchers=True)
 def command(**options: Any) -> int:
     """The fastest legal plans in exact order, and the proof that nothing legal is faster.
@@ -47,6 +59,12 @@ def command(**options: Any) -> int:
     result = solve(
         problem,
         top=options["top"] or None,
+        within=options["within"],
+        distinct=options["distinct"],
+        objective=options["objective"],
+        pareto=options["pareto"],
+        explain=options["explain"],
+        hint=_hints(options["hint"]),
         time_limit=options["time_limit"],
         progress=Progress(output.quiet),
         log=output.verbose and not output.quiet,
@@ -58,3 +76,13 @@ def command(**options: Any) -> int:
         data["formulas"] = plan_formulas(result.plans[0])
     code = show(data, output, lambda index, launcher: result.plans[index].launch(launcher))
     return INTERRUPTED if result.solver.get("interrupted") else code
+
+
+def _hints(name: str | None) -> list[Any]:
+    """Configurations of a saved result."""
+    if name is None:
+        return []
+    from parsolve.config import Config
+    from parsolve.saved import read_saved
+
+    return [Config.from_json(plan["config"]) for plan in read_saved(name)["plans"]]

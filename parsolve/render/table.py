@@ -104,6 +104,9 @@ def render_table(data: Mapping[str, Any], style: Style | None = None, detail: in
     if shown is not None:
         blocks += [wrap(f"warning: {w['message']}", style.width, "  ", "") for w in shown["warnings"]]
     blocks.append(wrap(words.certificate(data), style.width, "  ", ""))
+    choices = words.counterfactuals(data)
+    if choices:
+        blocks += ["", *(wrap(line, style.width, "      ", "  ") for line in choices)]
     formulas = words.formulas(data)
     if formulas:
         blocks += ["", "formulas (`parsolve explain NAME` shows the code)"]

@@ -105,9 +105,13 @@ def certificate(data: Data) -> str:
     if status == "unknown":
         return f"unknown: {stopped} before a legal plan was found or excluded, {where}; raise --time-limit"
     bound, gap = objective["bound"], objective["gap"]
+    if data.get("pareto") and status == "optimal":
+        claim = "no legal plan beats one of these in both (points at least 2 % of memory apart)"
+        return f"the Pareto front of step time against memory: {claim}, {where}"
     if status == "optimal":
         proof = f"optimal; bound {_cost(bound, data)}, gap {_gap(gap)} %"
-        return f"no legal plan of this model is faster than {_cost(objective['best'], data)} ({proof}), {where}"
+        claim = "faster" if objective["name"].startswith("step_time") else f"better in {objective['name']}"
+        return f"no legal plan of this model is {claim} than {_cost(objective['best'], data)} ({proof}), {where}"
     if not bound:
         return f"feasible, not proven optimal: {stopped} before there was any bound, {where}"
     return (
@@ -187,6 +191,18 @@ def formulas(data: Data) -> list[str]:
         if again:
             lines.append(f"- of functions above: {', '.join(again)}")
     return lines
+
+
+def counterfactuals(data: Data) -> list[str]:
+    """What other choices would cost, re-solved."""
+    lines = []
+    for item in data.get("counterfactuals", ()):
+        if item["step_time_s"] is None:
+            lines.append(f"- {item['change']}: {clean(item['cause'])}")
+        else:
+            step = f"{seconds(item['step_time_s'])} a step, {item['relative']:.3f} times the best"
+            lines.append(f"- {item['change']}: {step}; {item['cause']} ({config_text(item['config'])})")
+    return ["what other choices would cost:", *lines] if lines else []
 
 
 def launch_lines(data: Data, plan: Data) -> list[str]:

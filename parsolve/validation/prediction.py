@@ -40,9 +40,7 @@ class Batch:
         cuts: dict[Layers, None] = dict.fromkeys(run.config.layers_per_stage for run in runs)
         layers = self.problem.model.num_layers
         self.splits = Splits(self.problem.model.layer_is_moe, [Split(cut, classify(cut, layers)) for cut in cuts])
-        axes: dict[str, Any] = {
-            name: np.array([int(getattr(run.config, name)) for run in runs]) for name in AXES
-        }
+        axes: dict[str, Any] = {name: np.array([int(getattr(run.config, name)) for run in runs]) for name in AXES}
         axes["recompute"] = np.array([int(run.config.recompute) for run in runs])
         axes["shards"] = axes["dp"] * axes["cp"]
         axes["split"] = np.array([self.splits.index[run.config.layers_per_stage] for run in runs])
@@ -61,7 +59,9 @@ class Batch:
         """Worst stage's total, and the part that the run's meter sees on the stage that was read, bytes."""
         quantity = stage_memory(p)
         size = len(self.runs)
-        leaves = [np.broadcast_to(np.asarray(part.leaf(p, self.values), dtype=float), (size,)) for part in quantity.parts]
+        leaves = [
+            np.broadcast_to(np.asarray(part.leaf(p, self.values), dtype=float), (size,)) for part in quantity.parts
+        ]
         hidden = np.array(
             [[part.line in LINES_BY_METER.get(run.meter, ()) for part in quantity.parts] for run in self.runs]
         )

@@ -22,7 +22,13 @@ from parsolve.validation.cells import Row, Unreadable, moe_layers, nics, number,
 FRAMEWORKS = {"megatron": "megatron", "megatron-deepspeed": "deepspeed", "deepspeed": "deepspeed"}
 """software_family and the framework whose conventions it follows; the others are generic."""
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp8"}
-KERNELS = {"flash": "flash2", "flash2": "flash2", "flash1": "flash1", "fused_softmax": "fused_softmax", "unfused": "unfused"}
+KERNELS = {
+    "flash": "flash2",
+    "flash2": "flash2",
+    "flash1": "flash1",
+    "fused_softmax": "fused_softmax",
+    "unfused": "unfused",
+}
 USES = ("time", "tflops", "rank", "memory", "oom")
 GIB = 2**30
 

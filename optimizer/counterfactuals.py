@@ -1,0 +1,65 @@
+"""What another choice would cost: the best plan with one axis fixed elsewhere, re-solved, and what makes it worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from parsolve.config import Config
+from parsolve.evaluation import Estimate
+from parsolve.optimizer.conflicts import minimal_conflict
+from parsolve.optimizer.ranking import Query, rank
+from parsolve.problem import Problem
+from parsolve.restrictions import restrict, show_value
+from parsolve.result import Counterfactual, Plan
+
+AXES = ("tp", "pp", "cp", "ep", "zero", "recompute", "mbs", "vpp")
+MAX_VALUES = 4
+
+
+def counterfactuals(problem: Problem, best: Plan, domains: dict[str, list[int]]) -> tuple[Counterfactual, ...]:
+    """One answer for the values next to the best plan's on each axis, cheapest first within an axis."""
+    return tuple(_answer(problem, best, axis, value) for axis, value in _questions(best.config, domains))
+
+
+def _questions(config: Config, domains: dict[str, list[int]]) -> Iterator[tuple[str, int]]:
+    for axis in AXES:
+        mine = int(getattr(config, axis))
+        others = [value for value in domains.get(axis, []) if value != mine]
+        order = np.argsort([abs(np.log((value + 1) / (mine + 1))) for value in others], kind="stable")
+        for i in sorted(order[:MAX_VALUES].tolist()):
+            yield axis, others[i]
+
+
+def _answer(problem: Problem, best: Plan, axis: str, value: int) -> Counterfactual:
+    change = f"{axis}={show_value(axis, value)}"
+    asked = restrict(problem, {axis: show_value(axis, value)})
+    plans = rank(asked, Query(top=1), time_limit=10.0).plans
+    if not plans:
+        members = [m.name for m in minimal_conflict(asked)]
+        pinned = f"pin {change}"
+        against = [name for name in members if name != pinned]
+        return Counterfactual(change, None, None, None, f"illegal: excluded by {', '.join(against) or 'the grids'}")
+    from parsolve.api import make_plan
+
+    other = make_plan(problem, plans[0].config)
+    cost = _cost(problem, other.estimate)
+    relative = cost / _cost(problem, best.estimate)
+    return Counterfactual(
+        change, other.config, other.estimate.step_time_s, relative, _cause(best.estimate, other.estimate)
+    )
+
+
+def _cost(problem: Problem, estimate: Estimate) -> float:
+    return estimate.time_per_token_s if problem.per_token else estimate.step_time_s
+
+
+def _cause(best: Estimate, other: Estimate) -> str:
+    """The term that grows most."""
+    names = sorted({*best.terms_s, *other.terms_s})
+    growth = {name: other.terms_s.get(name, 0.0) - best.terms_s.get(name, 0.0) for name in names}
+    worst = max(names, key=lambda name: growth[name])
+    if growth[worst] <= 0:
+        return "no term grows"
+    return f"{worst} grows by {growth[worst]:.4g} s a step"
