@@ -2,7 +2,8 @@
 
     python benchmarks/solve.py                 the table
     python benchmarks/solve.py --write         also docs/benchmarks.md
-    python benchmarks/solve.py --growth        llama2-70b from 8 to 131,072 GPUs
+    python benchmarks/solve.py --growth        llama2-70b from 32 to 131,072 GPUs
+    python benchmarks/solve.py --enumerate     beside it the vectorised enumeration of the same space, in the same run
 
 Figures are of the solve alone (tables, bounds, ranking, proof), without Python's start-up and imports.
 """
@@ -38,7 +39,7 @@ PROBLEMS: list[tuple[str, str, int, int]] = [
 GROWTH = [("llama2-70b", f"h100-sxm:{n}x8", 4096, max(1024, 8 * n)) for n in (4, 16, 64, 256, 1024, 4096, 16384)]
 
 
-def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int) -> dict[str, Any]:
+def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumeration_s: float) -> dict[str, Any]:
     """Solve one problem in this process; figures of the solve alone."""
     import resource
     import time
@@ -52,6 +53,16 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int) -> dic
     ranking = rank(problem, Query(top=top))
     wall = time.perf_counter() - start
     best = ranking.plans[0] if ranking.plans else None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    beside = ""
+    if enumeration_s > 0:
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        from enumeration import enumerate_space
+
+        whole = enumerate_space(problem, top, enumeration_s)
+        agrees = whole.best == [plan.key for plan in ranking.plans]
+        outcome = ("same top" if agrees else "DIFFERS") if whole.finished else "not finished"
+        beside = f"{whole.seconds:.1f} s, {whole.rows:.1e} rows, {whole.legal} legal, {outcome}"
     return {
         "model": model,
         "cluster": cluster,
@@ -62,25 +73,27 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int) -> dic
         "cpu_s": ranking.cpu_s,
         "wall_s": wall,
         "proof_s": ranking.proof_s,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak,
+        "enumeration": beside,
         "search_space": ranking.search_space,
         "step_time_s": best.step_time_s if best else None,
         "best": f"tp{best.config.tp} pp{best.config.pp} cp{best.config.cp} ep{best.config.ep}" if best else "",
     }
 
 
-def run(problems: list[tuple[str, str, int, int]], top: int) -> list[dict[str, Any]]:
+def run(problems: list[tuple[str, str, int, int]], top: int, enumeration_s: float) -> list[dict[str, Any]]:
     """Each problem in a process of its own, so that peak memory is its own."""
     rows = []
     for problem in problems:
         call = [sys.executable, __file__, "--one", json.dumps(problem), "--top", str(top)]
-        answer = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300)
+        call += ["--enumerate", str(enumeration_s)]
+        answer = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300 + 2 * enumeration_s)
         rows.append(json.loads(answer.stdout))
         print(row_text(rows[-1]), flush=True)
     return rows
 
 
-HEADER = "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | peak MB | combinations | best |"
+HEADER = "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | peak MB | combinations | best | enumeration |"
 
 
 def row_text(row: dict[str, Any]) -> str:
@@ -88,7 +101,7 @@ def row_text(row: dict[str, Any]) -> str:
     return (
         f"| {row['model']} | {row['cluster']} | {row['seq_len']} | {row['gbs']} | {row['status']} "
         f"| {row['cpu_s']:.2f} | {row['wall_s']:.2f} | {row['proof_s']:.2f} | {row['peak_mb']:.0f} "
-        f"| {row['search_space']:.1e} | {row['best']} |"
+        f"| {row['search_space']:.1e} | {row['best']} | {row['enumeration']} |"
     )
 
 
@@ -97,16 +110,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--top", type=int, default=10)
+    parser.add_argument("--enumerate", type=float, nargs="?", const=120.0, default=0.0, metavar="SECONDS")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.one:
         model, cluster, seq_len, gbs = json.loads(options.one)
-        print(json.dumps(solve_one(model, cluster, seq_len, gbs, options.top)))
+        print(json.dumps(solve_one(model, cluster, seq_len, gbs, options.top, options.enumerate)))
         return
     print(HEADER)
-    print("|" + " --- |" * 11)
-    rows = run(GROWTH if options.growth else PROBLEMS, options.top)
+    print("|" + " --- |" * 12)
+    rows = run(GROWTH if options.growth else PROBLEMS, options.top, options.enumerate)
     if options.write:
         lines = [
             "# Solver benchmark",
@@ -115,7 +129,7 @@ def main() -> None:
             f"{platform.machine()}, one solver thread. CPU-seconds of the solve: tables, bounds, ranking and proof.",
             "",
             HEADER,
-            "|" + " --- |" * 11,
+            "|" + " --- |" * 12,
             *(row_text(row) for row in rows),
             "",
         ]

@@ -124,8 +124,9 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     """The conflict in words and the relaxations that were solved, cheapest change first."""
     watch = _Watch(time.perf_counter())
     members = minimal_conflict(problem)
-    described = tuple(_describe(problem, member) for member in members)
-    relaxations = tuple(_relaxations(problem, members, watch))
+    need = least_memory(problem) if any(member.name == "memory" for member in members) else None
+    described = tuple(_describe(problem, member, need) for member in members)
+    relaxations = tuple(_relaxations(problem, members, need, watch))
     if not members:
         text = f"no split of {problem.cluster.num_gpus} GPUs satisfies both grids within the stated domains"
     else:
@@ -158,13 +159,12 @@ def least_memory(problem: Problem) -> float | None:
     return high
 
 
-def _describe(problem: Problem, member: Rule | Limit) -> Violation:
+def _describe(problem: Problem, member: Rule | Limit, need: float | None) -> Violation:
     if member.name == "memory":
         usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
-        least = least_memory(problem)
-        need = f"the leanest layout needs about {format_bytes(least)}" if least else "no layout comes near"
+        least = f"the leanest layout needs about {format_bytes(need)}" if need else "no layout comes near"
         gpu = problem.cluster.gpu.name
-        return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {need} on its worst stage", {})
+        return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {least} on its worst stage", {})
     first_line = (member.doc or member.name).split("\n")[0]
     facts = {
         "global_batch": f" (GBS {problem.gbs_target[0]}, {problem.cluster.num_gpus} GPUs)",
@@ -185,7 +185,9 @@ def _step_time(problem: Problem) -> float | None:
     return plans[0].step_time_s if plans else None
 
 
-def _relaxations(problem: Problem, members: Sequence[Rule | Limit], watch: _Watch) -> Iterator[Relaxation]:
+def _relaxations(
+    problem: Problem, members: Sequence[Rule | Limit], need: float | None, watch: _Watch
+) -> Iterator[Relaxation]:
     """Changes that make the problem feasible, each solved."""
     names = {member.name for member in members}
     makers: list[Callable[[], Relaxation | None]] = []
@@ -195,7 +197,7 @@ def _relaxations(problem: Problem, members: Sequence[Rule | Limit], watch: _Watc
     if "memory" in names:
         if set(Recompute) - set(problem.workload.recompute):
             makers.append(lambda: _recompute(problem))
-        makers += [lambda: _more_memory(problem), lambda: _shorter(problem)]
+        makers += [lambda: _more_memory(problem, need), lambda: _shorter(problem)]
     if "global_batch" in names:
         makers.append(lambda: _other_batch(problem))
     if names & {"memory", "global_batch"} or not members:
@@ -222,8 +224,7 @@ def _recompute(problem: Problem) -> Relaxation | None:
     return None if step is None else Relaxation("allow recomputation of whole layers", "memory", step)
 
 
-def _more_memory(problem: Problem) -> Relaxation | None:
-    need = least_memory(problem)
+def _more_memory(problem: Problem, need: float | None) -> Relaxation | None:
     if need is None:
         return None
     usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
@@ -272,9 +273,10 @@ def _resized(problem: Problem, domains: int) -> Problem | None:
 
 
 def _more_domains(problem: Problem) -> Relaxation | None:
+    """The first size that works: each next one for the first four, then some up to 64 times as many."""
     now = problem.cluster.domains
-    tried = sorted({*(now + k for k in range(1, 5)), *(now * k for k in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64))})
-    for domains in tried:
+    steps = {*(math.ceil(now * 1.25**k) for k in range(1, 19)), *(now * k for k in (2, 3, 6, 8, 12, 16, 24, 32, 48, 64))}
+    for domains in sorted({*range(now + 1, now + 5), *(n for n in steps if n > now)}):
         changed = _resized(problem, domains)
         if changed is not None and first_legal(changed) is not None:
             step = _step_time(changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -80,13 +81,17 @@ def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]], keep: bool = F
 
 def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
     """The layer cuts that the framework offers for these pipeline shapes."""
-    layers = problem.model.num_layers
+    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp)
+
+
+@lru_cache(maxsize=64)
+def _split_list(layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
+    layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers and (b == 1 or a > 1)]
-    megatron = problem.workload.framework == "megatron"
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=megatron)
-    if problem.workload.framework == "deepspeed":
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=framework == "megatron")
+    if framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
-    return Splits(problem.model.layer_is_moe, cuts)
+    return Splits(layer_is_moe, cuts)
 
 
 def build(

@@ -17,6 +17,8 @@ from parsolve.optimizer.bounds import Filter, row_codes
 from parsolve.optimizer.tables import Quantity, Table, coefficients, uses_grad_acc
 
 SLACK = 1e-9
+EXPANSION = 8
+"""A join may grow to this many times the row cap before bounds cut it down again."""
 
 
 @dataclass
@@ -101,7 +103,13 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
     while todo:
         i = min(todo, key=lambda k: _growth(current, live[k], domains))
         todo.remove(i)
-        left, right, current = _natural_join(current, live[i], domains)
+        partners = _Partners(current, live[i], domains)
+        few = partners.at_most(cost, EXPANSION * max_rows)
+        if few is not None:
+            complete = False
+            current, rows, cost = current.keep(few), {k: at[few] for k, at in rows.items()}, cost[few]
+            partners = _Partners(current, live[i], domains)
+        left, right, current = partners.join()
         rows = {k: at[left] for k, at in rows.items()}
         rows[i] = index[i][right]
         for bound in budgets:
@@ -128,18 +136,33 @@ def _growth(current: Table, table: Table, domains: dict[str, Array]) -> tuple[fl
     return (growth * (1e3 if "split" in table.axes and "split" not in current.axes else 1), table.size)
 
 
-def _natural_join(left: Table, right: Table, domains: dict[str, Array]) -> tuple[Array, Array, Table]:
-    """Row numbers of both tables, and the rows, that agree on their shared axes."""
-    shared = [axis for axis in right.axes if axis in left.axes]
-    left_code, _ = row_codes(left, shared, domains)
-    right_code, _ = row_codes(right, shared, domains)
-    order = np.argsort(right_code, kind="stable")
-    sorted_code = right_code[order]
-    start = np.searchsorted(sorted_code, left_code, side="left")
-    times = np.searchsorted(sorted_code, left_code, side="right") - start
-    left_rows = np.repeat(np.arange(len(left_code)), times)
-    offset = np.arange(len(left_rows)) - np.repeat(np.cumsum(times) - times, times)
-    right_rows = order[np.repeat(start, times) + offset]
-    values = {axis: column[left_rows] for axis, column in left.values.items()}
-    values |= {axis: right.values[axis][right_rows] for axis in right.axes if axis not in values}
-    return left_rows, right_rows, Table(tuple(values), values)
+class _Partners:
+    """The rows of a table that agree with each partial assignment on their shared axes."""
+
+    def __init__(self, left: Table, right: Table, domains: dict[str, Array]) -> None:
+        self.left, self.right = left, right
+        shared = [axis for axis in right.axes if axis in left.axes]
+        left_code, _ = row_codes(left, shared, domains)
+        right_code, _ = row_codes(right, shared, domains)
+        self.order = np.argsort(right_code, kind="stable")
+        in_order = right_code[self.order]
+        self.start = np.searchsorted(in_order, left_code, side="left")
+        self.times = np.searchsorted(in_order, left_code, side="right") - self.start
+
+    def at_most(self, cost: Array, rows: int) -> Array | None:
+        """None, or the cheapest partial assignments that together join to at most ``rows`` rows (at least one)."""
+        if int(self.times.sum()) <= rows:
+            return None
+        order = np.argsort(cost, kind="stable")
+        last = max(1, int(np.searchsorted(np.cumsum(self.times[order]), rows)))
+        kept: Array = np.sort(order[:last])
+        return kept
+
+    def join(self) -> tuple[Array, Array, Table]:
+        """Row numbers of both sides, and the joined rows."""
+        left_rows = np.repeat(np.arange(len(self.times)), self.times)
+        offset = np.arange(len(left_rows)) - np.repeat(np.cumsum(self.times) - self.times, self.times)
+        right_rows = self.order[np.repeat(self.start, self.times) + offset]
+        values = {axis: column[left_rows] for axis, column in self.left.values.items()}
+        values |= {axis: self.right.values[axis][right_rows] for axis in self.right.axes if axis not in values}
+        return left_rows, right_rows, Table(tuple(values), values)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 from oracle import enumerate_all
 from problems import random_problem
@@ -16,6 +19,51 @@ from parsolve.restrictions import restrict
 def test_first_legal_agrees_with_the_oracle(seed: int) -> None:
     problem = random_problem(seed)
     assert (first_legal(problem) is None) == (not enumerate_all(problem))
+
+
+def infeasible_problem(seed: int) -> Problem | None:
+    """A random problem with random pins that leaves no plan, None when it does."""
+    rng = random.Random(seed)
+    problem = random_problem(seed)
+    pins = {}
+    for axis in rng.sample(["tp", "pp", "cp", "zero", "mbs", "vpp", "recompute", "ep", "dp"], rng.choice([1, 2, 3])):
+        pins[axis] = {"recompute": rng.choice(["none", "full"]), "zero": rng.choice([0, 1, 2, 3])}.get(
+            axis, rng.choice([1, 2, 3, 4, 5, 8])
+        )
+    problem = restrict(problem, pins)
+    return problem if first_legal(problem) is None else None
+
+
+def assert_minimal(problem: Problem) -> None:
+    members = minimal_conflict(problem)
+    assert first_legal(keep_only(problem, members)) is None
+    for member in members:
+        assert first_legal(keep_only(problem, [m for m in members if m is not member])) is not None
+
+
+@pytest.mark.parametrize("seed", range(0, 24))
+def test_random_conflicts_are_minimal(seed: int) -> None:
+    problem = infeasible_problem(seed)
+    if problem is None:
+        pytest.skip("feasible")
+    assert_minimal(problem)
+
+
+@pytest.mark.slow
+def test_two_hundred_random_conflicts_are_minimal() -> None:
+    """Each found within 2 s of CPU on a quiet machine (reported, not asserted); every relaxation is feasible."""
+    seen, seed, slowest = 0, 1000, 0.0
+    while seen < 200:
+        seed += 1
+        problem = infeasible_problem(seed)
+        if problem is None:
+            continue
+        seen += 1
+        start = time.process_time()
+        minimal_conflict(problem)
+        slowest = max(slowest, time.process_time() - start)
+        assert_minimal(problem)
+    print(f"\n200 conflicts, the slowest took {slowest:.2f} s of CPU")
 
 
 PINNED = [

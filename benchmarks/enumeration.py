@@ -1,0 +1,92 @@
+"""Vectorised enumeration of the same space as the solver's, for an honest comparison in one run.
+
+Every combination that the rules allow is built with numpy and evaluated with the same functions, slice by slice; no
+bound, no row is dropped for its cost. Memory limits apply to whole configurations only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from parsolve.evaluation import active_limits, active_rules, objective_value
+from parsolve.functions import Array
+from parsolve.optimizer.domains import build
+from parsolve.optimizer.ranking import rank_key
+from parsolve.problem import Instance, Problem
+
+SLICE = 100_000
+
+
+@dataclass
+class Enumerated:
+    """What the enumeration found: rows looked at, legal plans, the best keys, s used, and whether it finished."""
+
+    rows: int
+    legal: int
+    best: list[float]
+    seconds: float
+    finished: bool
+
+
+def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated:
+    """The ``top`` lowest keys by evaluating everything that the rules allow."""
+    start = time.perf_counter()
+    p, domains = build(problem, problem.gbs_target[0])
+    result = Enumerated(0, 0, [], 0.0, True)
+    best = np.zeros(0)
+    for layout in _layouts(p, domains):
+        if time.perf_counter() - start > time_limit:
+            result.finished = False
+            break
+        for values in _slices(p, domains, layout):
+            size = len(values["tp"])
+            result.rows += size
+            legal = np.ones(size, dtype=bool)
+            for limit in active_limits(problem):
+                legal &= np.broadcast_to(np.asarray(limit.holds(p, values)), (size,))
+            costs = np.broadcast_to(np.asarray(objective_value(p, values)), (size,))[legal]
+            result.legal += len(costs)
+            best = np.sort(np.concatenate((best, costs)))[:top]
+    result.best = [rank_key(float(cost)) for cost in best]
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _layouts(p: Instance, domains: dict[str, Array]) -> list[tuple[int, ...]]:
+    """(tp, cp, pp, dp, ep, etp, edp) on both grids."""
+    found = []
+    for tp, cp, pp in itertools.product(*(domains[axis].tolist() for axis in ("tp", "cp", "pp"))):
+        if p.world % (tp * cp * pp):
+            continue
+        for ep, etp in itertools.product(domains["ep"].tolist(), domains["etp"].tolist()):
+            if p.world % (ep * etp * pp) == 0:
+                found.append((tp, cp, pp, p.world // (tp * cp * pp), ep, etp, p.world // (ep * etp * pp)))
+    return found
+
+
+def _slices(p: Instance, domains: dict[str, Array], layout: tuple[int, ...]) -> list[dict[str, Array]]:
+    """All rows of one layout that the rules allow."""
+    tp, cp, pp, dp, ep, etp, edp = layout
+    mbs = domains["mbs"][p.gbs % (domains["mbs"] * dp) == 0]
+    splits = domains["split"][p.splits.pp[domains["split"]] == pp]
+    grid = np.meshgrid(mbs, domains["zero"], domains["recompute"], splits, indexing="ij")
+    columns = [axis.ravel() for axis in grid]
+    size = len(columns[0])
+    fixed = dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, edp=edp, shards=dp * cp)
+    values: dict[str, Array] = {axis: np.full(size, value) for axis, value in fixed.items()}
+    values |= dict(zip(("mbs", "zero", "recompute", "split"), columns, strict=True))
+    values["grad_acc"] = p.gbs // (values["mbs"] * dp)
+    values["vpp"] = p.splits.vpp[values["split"]]
+    for rule in active_rules(p.problem):
+        keep = np.broadcast_to(np.asarray(rule(p, values), dtype=bool), (len(values["tp"]),))
+        if not keep.all():
+            values = {axis: column[keep] for axis, column in values.items()}
+        if not len(values["tp"]):
+            return []
+    return [
+        {axis: column[i : i + SLICE] for axis, column in values.items()} for i in range(0, len(values["tp"]), SLICE)
+    ]
