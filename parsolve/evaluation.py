@@ -15,7 +15,7 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
-from parsolve.functions import STAGE, Limit, Rule, StageMax
+from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
 from parsolve.objectives.network import inside_domain
 from parsolve.objectives.step_time import HIDDEN, step_time
 from parsolve.problem import Instance, Problem
@@ -149,65 +149,96 @@ def model_flops_per_token(p: Instance) -> tuple[float, float]:
     return 6.0 * matrices + attention, 6.0 * matrices + attention / 2
 
 
-def _stage_parts(p: Instance, quantity: StageMax, values: Mapping[str, Any], slot: int) -> dict[str, float]:
-    here = {**values, STAGE: slot}
+class _Point:
+    """One configuration under evaluation: every function is called once."""
+
+    def __init__(self, p: Instance, values: Mapping[str, Any]) -> None:
+        self.p, self.values = p, values
+        self.known: dict[Function, float] = {}
+        self.slots = np.arange(p.splits.slots)
+        self.counts: dict[Count, Array] = {}
+
+    def of(self, function: Function) -> float:
+        """A term or weight."""
+        if function not in self.known:
+            self.known[function] = float(function(self.p, self.values))
+        return self.known[function]
+
+    def count(self, part: Part) -> Array:
+        """How often a part is paid on each stage slot."""
+        if part.count is None:
+            return np.ones(len(self.slots))
+        if part.count not in self.counts:
+            value = np.asarray(part.count(self.p, {**self.values, STAGE: self.slots}), dtype=float)
+            self.counts[part.count] = np.broadcast_to(value, self.slots.shape)
+        return self.counts[part.count]
+
+    def amounts(self, quantity: StageMax) -> Array:
+        """(part, slot): the signed summands of every stage."""
+        rows = []
+        for part in quantity.parts:
+            leaf = self.of(part.term) * (self.of(part.weight) if part.weight else 1.0)
+            rows.append(part.sign * leaf * self.count(part))
+        return np.stack(rows)
+
+
+def _lines(quantity: StageMax, amounts: Array) -> dict[str, float]:
+    """One stage's amounts added up by the lines of the breakdown."""
     lines: dict[str, float] = {}
-    for part in quantity.parts:
-        amount = float(part.leaf(p, values)) * (float(part.count(p, here)) if part.count else 1.0) * part.sign
+    for part, amount in zip(quantity.parts, amounts.tolist(), strict=True):
         lines[part.line] = lines.get(part.line, 0.0) + amount
     return lines
 
 
-def _times(p: Instance, values: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+def _times(point: _Point) -> tuple[dict[str, float], dict[str, float]]:
+    """Exposed and hidden time by line, each quantity on its own critical stage."""
     terms: dict[str, float] = {}
     hidden: dict[str, float] = {}
-    for quantity in time_tree(p):
-        stages = [float(v) for v in quantity.stages(p, values)]
-        slot = int(np.argmax(stages))
+    for quantity in time_tree(point.p):
+        amounts = point.amounts(quantity)
+        slot = int(np.argmax(amounts.sum(axis=0)))
+        here = amounts[:, slot]
         if quantity.at_least_zero:
-            exposed = max(0.0, stages[slot])
-            here = {**values, STAGE: slot}
-            whole = sum(
-                float(part.leaf(p, values)) * (float(part.count(p, here)) if part.count else 1.0)
-                for part in quantity.parts
-                if part.sign > 0
-            )
-            terms[quantity.name] = terms.get(quantity.name, 0.0) + exposed
-            hidden[quantity.name] = hidden.get(quantity.name, 0.0) + whole - exposed
-            continue
-        for line, amount in _stage_parts(p, quantity, values, slot).items():
-            terms[line] = terms.get(line, 0.0) + amount
-        here = {**values, STAGE: slot}
-        for part in quantity.parts:
-            companion = HIDDEN.get(part.term)
-            if companion is not None and part.weight is not None:
-                amount = float(companion(p, values)) * float(part.weight(p, values))
-                amount *= float(part.count(p, here)) if part.count else 1.0
-                hidden[part.line] = hidden.get(part.line, 0.0) + amount
+            exposed = max(0.0, float(here.sum()))
+            lines = {quantity.name: exposed}
+            behind = {quantity.name: float(here[here > 0].sum()) - exposed}
+        else:
+            lines = _lines(quantity, here)
+            behind = {}
+            for part in quantity.parts:
+                companion = HIDDEN.get(part.term)
+                if companion is not None and part.weight is not None:
+                    amount = point.of(companion) * point.of(part.weight) * float(point.count(part)[slot])
+                    behind[part.line] = behind.get(part.line, 0.0) + amount
+        for total, added in ((terms, lines), (hidden, behind)):
+            for line, amount in added.items():
+                total[line] = total.get(line, 0.0) + amount
     return terms, hidden
+
+
+def _memories(point: _Point) -> list[StageMemory]:
+    quantity = memory_tree(point.p)
+    amounts = point.amounts(quantity)
+    ranks = point.p.splits.rank[point.values["split"]].tolist()
+    rows = {rank: StageMemory(rank, _lines(quantity, amounts[:, slot])) for slot, rank in enumerate(ranks)}
+    return [rows[rank] for rank in sorted(rows)]
 
 
 def stage_memories(p: Instance, config: Config) -> list[StageMemory]:
     """Memory by part of each representative pipeline rank, in rank order."""
-    values = axis_values(p, config)
-    quantity = memory_tree(p)
-    rows = {}
-    for slot in range(p.splits.slots):
-        rank = int(p.splits.rank[values["split"], slot])
-        rows[rank] = StageMemory(rank, _stage_parts(p, quantity, values, slot))
-    return [rows[rank] for rank in sorted(rows)]
+    return _memories(_Point(p, axis_values(p, config)))
 
 
 def estimate(p: Instance, config: Config) -> Estimate:
     """Step time, throughput and memory of a configuration of ``p``, legal or not."""
-    values = axis_values(p, config)
-    terms, hidden = _times(p, values)
+    point = _Point(p, axis_values(p, config))
+    terms, hidden = _times(point)
     step = sum(terms.values())
     tokens = p.gbs * p.seq_len
     full, causal = model_flops_per_token(p)
     per_gpu = tokens / step / p.world
     peak = p.matmul_peak
-    stages = stage_memories(p, config)
+    stages = _memories(point)
     worst = max(stages, key=lambda stage: stage.total)
     parts = {name: round(amount) for name, amount in worst.parts.items() if amount or name in _ALWAYS}
     memory = {"total": sum(parts.values()), "limit": round(p.usable_bytes), **parts}
