@@ -21,7 +21,7 @@ demo: install
 	$(BIN)/parsolve solve h100-sxm:16x8 llama2-70b --seq-len 4096 --gbs 1024
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: install
 	$(BIN)/ruff check .
