@@ -58,7 +58,7 @@ def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated
 
 def _layouts(p: Instance, domains: dict[str, Array]) -> list[tuple[int, ...]]:
     """(tp, cp, pp, dp, ep, etp, edp) on both grids."""
-    found = []
+    found: list[tuple[int, ...]] = []
     for tp, cp, pp in itertools.product(*(domains[axis].tolist() for axis in ("tp", "cp", "pp"))):
         if p.world % (tp * cp * pp):
             continue
@@ -70,13 +70,14 @@ def _layouts(p: Instance, domains: dict[str, Array]) -> list[tuple[int, ...]]:
 
 def _slices(p: Instance, domains: dict[str, Array], layout: tuple[int, ...]) -> list[dict[str, Array]]:
     """All rows of one layout that the rules allow."""
-    tp, cp, pp, dp, ep, etp, edp = layout
+    _, cp, pp, dp, *_ = layout
     mbs = domains["mbs"][p.gbs % (domains["mbs"] * dp) == 0]
     splits = domains["split"][p.splits.pp[domains["split"]] == pp]
     grid = np.meshgrid(mbs, domains["zero"], domains["recompute"], splits, indexing="ij")
     columns = [axis.ravel() for axis in grid]
     size = len(columns[0])
-    fixed = dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, edp=edp, shards=dp * cp)
+    names = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "shards")
+    fixed = dict(zip(names, (*layout, dp * cp), strict=True))
     values: dict[str, Array] = {axis: np.full(size, value) for axis, value in fixed.items()}
     values |= dict(zip(("mbs", "zero", "recompute", "split"), columns, strict=True))
     values["grad_acc"] = p.gbs // (values["mbs"] * dp)

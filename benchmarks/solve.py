@@ -93,7 +93,9 @@ def run(problems: list[tuple[str, str, int, int]], top: int, enumeration_s: floa
     return rows
 
 
-HEADER = "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | peak MB | combinations | best | enumeration |"
+HEADER = (
+    "| model | cluster | seq | GBS | status | CPU s | wall s | proof s | peak MB | combinations | best | enumeration |"
+)
 
 
 def row_text(row: dict[str, Any]) -> str:

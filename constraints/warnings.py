@@ -54,7 +54,15 @@ def starved_ranks(p: Instance, *, dp: Any, mbs: Any, grad_acc: Any) -> Any:
     return (dp > 1) & (mbs * grad_acc == 1)
 
 
+@warning("a batch of {p.gbs} sequences is over 5 % above the token target of {p.problem.gbs_target[0]}")
+def above_target(p: Instance) -> Any:
+    """The batch exceeds a token target noticeably."""
+    w = p.workload
+    return np.bool_(w.gbs_tokens is not None and w.gbs_tolerance is None and p.gbs > 1.05 * w.gbs_tokens / p.seq_len)
+
+
 WARNINGS = (
+    above_target,
     few_microbatches,
     large_bubble,
     tensor_over_pcie,

@@ -33,9 +33,20 @@ TIME_BUDGET_S = 20.0
 """Relaxations stop being searched for after this long; what was found is printed."""
 
 
-def first_legal(problem: Problem) -> Config | None:
-    """Any legal plan, or None with certainty that there is none."""
+class OutOfTime(Exception):
+    """The time for explaining ran out."""
+
+
+def first_legal(problem: Problem, deadline: float = math.inf) -> Config | None:
+    """Any legal plan, or None with certainty that there is none.
+
+    Raises
+    ------
+    OutOfTime: ``time.perf_counter()`` passed the deadline.
+    """
     for gbs in domain_module.reachable_batches(problem):
+        if time.perf_counter() > deadline:
+            raise OutOfTime
         p, domains = domain_module.build(problem, gbs)
         if any(len(values) == 0 for values in domains.values()):
             continue
@@ -43,6 +54,8 @@ def first_legal(problem: Problem) -> Config | None:
         if not work.reduce():
             continue
         for rows in (SAMPLE_ROWS, 100 * SAMPLE_ROWS):
+            if time.perf_counter() > deadline:
+                raise OutOfTime
             joined = join(work, math.inf, rows)
             _, legal = evaluate_rows(p, joined.table, cost=False)
             if legal.any():
@@ -90,11 +103,16 @@ def droppable(problem: Problem) -> list[Rule | Limit]:
     return [*active_limits(problem), *rules]
 
 
-def minimal_conflict(problem: Problem) -> list[Rule | Limit]:
-    """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan."""
+def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
+    """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan.
+
+    Raises
+    ------
+    OutOfTime: the deadline passed.
+    """
 
     def feasible(kept: Sequence[Rule | Limit]) -> bool:
-        return first_legal(keep_only(problem, kept)) is not None
+        return first_legal(keep_only(problem, kept), deadline) is not None
 
     def explain(background: list[Rule | Limit], delta: bool, candidates: list[Rule | Limit]) -> list[Rule | Limit]:
         if delta and not feasible(background):
@@ -114,17 +132,27 @@ def minimal_conflict(problem: Problem) -> list[Rule | Limit]:
 
 @dataclass
 class _Watch:
-    start: float
+    deadline: float
 
     def over(self) -> bool:
-        return time.perf_counter() - self.start > TIME_BUDGET_S
+        return time.perf_counter() > self.deadline
 
 
-def explain_infeasible(problem: Problem) -> Infeasible:
-    """The conflict in words and the relaxations that were solved, cheapest change first."""
-    watch = _Watch(time.perf_counter())
-    members = minimal_conflict(problem)
-    need = least_memory(problem) if any(member.name == "memory" for member in members) else None
+def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Infeasible:
+    """The conflict in words and the relaxations that were solved, cheapest change first.
+
+    What the time limit does not allow is left out and said.
+    """
+    budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
+    watch = _Watch(time.perf_counter() + budget)
+    try:
+        members = minimal_conflict(problem, watch.deadline)
+    except OutOfTime:
+        return Infeasible((), "proven; the time limit ended the search for the reason, raise --time-limit", ())
+    try:
+        need = least_memory(problem, watch.deadline) if any(m.name == "memory" for m in members) else None
+    except OutOfTime:
+        need = None
     described = tuple(_describe(problem, member, need) for member in members)
     relaxations = tuple(_relaxations(problem, members, need, watch))
     if not members:
@@ -138,14 +166,13 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     return Infeasible(described, text, relaxations)
 
 
-def least_memory(problem: Problem) -> float | None:
+def least_memory(problem: Problem, deadline: float = math.inf) -> float | None:
     """The smallest budget, bytes to about 0.5 %, at which some plan fits when only memory is in the way."""
 
     def fits(budget: float) -> bool:
         own = Limit("memory budget", stage_memory, lambda p: budget, memory.message)
-        return (
-            first_legal(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})) is not None
-        )
+        asked = problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})
+        return first_legal(asked, deadline) is not None
 
     low = float(problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve)
     high = 2 * low
@@ -207,7 +234,10 @@ def _relaxations(
     for make in makers:
         if watch.over():
             return
-        found = make()
+        try:
+            found = make()
+        except OutOfTime:
+            return
         if found is not None:
             yield found
 
@@ -275,7 +305,10 @@ def _resized(problem: Problem, domains: int) -> Problem | None:
 def _more_domains(problem: Problem) -> Relaxation | None:
     """The first size that works: each next one for the first four, then some up to 64 times as many."""
     now = problem.cluster.domains
-    steps = {*(math.ceil(now * 1.25**k) for k in range(1, 19)), *(now * k for k in (2, 3, 6, 8, 12, 16, 24, 32, 48, 64))}
+    steps = {
+        *(math.ceil(now * 1.25**k) for k in range(1, 19)),
+        *(now * k for k in (2, 3, 6, 8, 12, 16, 24, 32, 48, 64)),
+    }
     for domains in sorted({*range(now + 1, now + 5), *(n for n in steps if n > now)}):
         changed = _resized(problem, domains)
         if changed is not None and first_legal(changed) is not None:

@@ -46,19 +46,18 @@ def _answer(problem: Problem, best: Plan, axis: str, value: int) -> Counterfactu
     other = make_plan(problem, plans[0].config)
     cost = _cost(problem, other.estimate)
     relative = cost / _cost(problem, best.estimate)
-    return Counterfactual(
-        change, other.config, other.estimate.step_time_s, relative, _cause(best.estimate, other.estimate)
-    )
+    cause = _cause(best.estimate, other.estimate, best.config.gbs / other.config.gbs)
+    return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause)
 
 
 def _cost(problem: Problem, estimate: Estimate) -> float:
     return estimate.time_per_token_s if problem.per_token else estimate.step_time_s
 
 
-def _cause(best: Estimate, other: Estimate) -> str:
-    """The term that grows most."""
+def _cause(best: Estimate, other: Estimate, scale: float) -> str:
+    """The term that grows most, at the best plan's batch size (``scale`` batches of the other)."""
     names = sorted({*best.terms_s, *other.terms_s})
-    growth = {name: other.terms_s.get(name, 0.0) - best.terms_s.get(name, 0.0) for name in names}
+    growth = {name: scale * other.terms_s.get(name, 0.0) - best.terms_s.get(name, 0.0) for name in names}
     worst = max(names, key=lambda name: growth[name])
     if growth[worst] <= 0:
         return "no term grows"

@@ -64,7 +64,7 @@ def reachable_batches(problem: Problem) -> list[int]:
     units = sorted({b * d for b in range(1, MAX_TARGET_MICRO_BATCH + 1) for d in ranks})
     if w.gbs_tolerance is None:
         target = (w.gbs_tokens or 0) / w.seq_len
-        return sorted({math.ceil(target / unit - 1e-12) * unit for unit in units})
+        return sorted({b for b in (math.ceil(target / unit - 1e-12) * unit for unit in units) if b <= high})
     return list(range(low, high + 1))
 
 

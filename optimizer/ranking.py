@@ -286,6 +286,9 @@ class _Search:
         joined = join(work, limit, JOIN_ROWS if capped else 50 * JOIN_ROWS)
         table, found = joined.table, 0
         for start in range(0, table.size, JOIN_ROWS):
+            if self.clock.over():
+                joined.complete = False
+                break
             part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
             costs, legal = evaluate_rows(p, part)
             good = np.flatnonzero(legal & (costs <= limit))
@@ -330,11 +333,14 @@ class _Search:
         if not work.reduce(bound):
             return True, math.inf
         model = CpModel(work.tables, work.alive, bound)
-        by_layout = best.query.distinct and complete is not None
-        for plan in mine:
-            if plan.key <= worst * (1 + SLACK):
-                values = _assignment(p, plan.config)
-                model.block({a: values[a] for a in ("tp", "pp", "cp", "ep")} if by_layout else values)
+        if best.query.distinct and complete is not None:
+            # the complete join found the best of each layout at this batch; what is asked is a layout not listed
+            for plan in best.sorted():
+                model.block(dict(zip(("tp", "pp", "cp", "ep"), layout_of(plan.config), strict=True)))
+        else:
+            for plan in mine:
+                if plan.key <= worst * (1 + SLACK):
+                    model.block(_assignment(p, plan.config))
         while True:
             if self.clock.over():
                 return False, base.lower_bound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,7 +88,7 @@ def solve_problem(
     if status == "infeasible":
         from parsolve.optimizer.conflicts import explain_infeasible
 
-        return replace(result, infeasible=explain_infeasible(problem))
+        return replace(result, infeasible=explain_infeasible(problem, left))
     if request.explain and plans and not interrupted:
         from parsolve.optimizer.counterfactuals import counterfactuals
 
@@ -104,8 +105,11 @@ def _ranking(
 ) -> Ranking:
     """The plans that the request asks for, in its order."""
 
+    start = time.perf_counter()
+
     def run(asked: Problem, query: Query) -> Ranking:
-        return rank(asked, query, request.time_limit, progress, log, seeds)
+        left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
+        return rank(asked, query, left, progress, log, seeds)
 
     objective = request.objective
     if request.pareto:
@@ -169,15 +173,13 @@ def pareto_front(problem: Problem, run: Callable[[Problem, Query], Ranking]) -> 
         asked = problem if budget == math.inf else problem.with_(limits=(*problem.limits, own))
         step = run(asked, Query(1))
         total = step if total is None else _added(total, step)
-        if not step.plans:
+        if not step.plans or not step.complete:
             break
         plan = step.plans[0]
         plan = _leanest(asked, run, plan)
         p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
         front.append(plan)
         budget = float(stage_memory(p).value(p, {**plan.config.axes(), "split": 0})) * (1 - PARETO_STEP)
-        if not step.complete:
-            break
     total.plans = front
     return total
 
@@ -206,19 +208,19 @@ def _status(ranking: Ranking) -> str:
 
 
 def _plans(problem: Problem, ranking: Ranking) -> tuple[Plan, ...]:
-    """The ranked configurations with their estimates; instances are shared between plans with the same cut."""
+    """The ranked configurations with their estimates; ``relative`` is against the least value of the (first) objective.
+
+    Instances are shared between plans with the same cut.
+    """
     instances: dict[tuple[Layers, int], Instance] = {}
     plans: list[Plan] = []
-    best: float | None = None
+    least = min((ranked.key for ranked in ranking.plans), default=1.0)
     for position, ranked in enumerate(ranking.plans, 1):
         config = ranked.config
         key = (config.layers_per_stage, config.gbs)
         if key not in instances:
             instances[key] = instance_for(problem, *key)
-        plan = make_plan(problem, config, position, best, instances[key])
-        if best is None:
-            best = plan.estimate.time_per_token_s if problem.per_token else plan.estimate.step_time_s
-        plans.append(plan)
+        plans.append(make_plan(problem, config, position, ranked.key / least, instances[key]))
     return tuple(plans)
 
 

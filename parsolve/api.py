@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parsolve.config import Config
+from parsolve.errors import SpecError
 from parsolve.evaluation import Estimate, Violation, estimate, instance_for, placement, violations, warnings_for
 from parsolve.functions import Limit, Rule, Term
 from parsolve.problem import Instance, Problem
@@ -18,22 +19,21 @@ ConfigLike = Config | str | Path | Mapping[str, Any]
 
 
 def make_plan(
-    problem: Problem, config: Config, rank: int = 1, best: float | None = None, p: Instance | None = None
+    problem: Problem, config: Config, rank: int = 1, relative: float = 1.0, p: Instance | None = None
 ) -> Plan:
-    """A configuration with its estimate, placement and warnings; ``best`` is the cost that counts as 1.0.
+    """A configuration with its estimate, placement and warnings.
 
     ``p`` is an instance that knows the configuration's cut at its batch size, when the caller has one.
     """
     p = p or instance_for(problem, config.layers_per_stage, config.gbs)
-    figures = estimate(_as_configured(p, config), config)
-    cost = figures.time_per_token_s if problem.per_token else figures.step_time_s
+    figures = estimate(_own_world(_as_configured(p, config), config), config)
     return Plan(
         problem=problem,
         rank=rank,
         config=config,
         estimate=figures,
         placement=placement(p, config),
-        relative=cost / best if best else 1.0,
+        relative=relative,
         warnings=tuple(warnings_for(p, config)),
     )
 
@@ -46,6 +46,16 @@ def _as_configured(p: Instance, config: Config) -> Instance:
         changed = replace_workload(p.problem, sequence_parallel=config.sequence_parallel)
         return changed.instance(p.gbs, p.splits)
     return p
+
+
+def _own_world(p: Instance, config: Config) -> Instance:
+    """The instance on as many GPUs as the configuration really names, so that figures of an illegal one agree."""
+    world = config.tp * config.cp * config.pp * config.dp
+    if world == p.world:
+        return p
+    own = p.problem.instance(p.gbs, p.splits)
+    own.world = world
+    return own
 
 
 def evaluate(problem: Problem, config: ConfigLike) -> Estimate:
@@ -93,8 +103,9 @@ def assumptions(problem: Problem) -> tuple[str, ...]:
     cluster, model, profile, workload = problem.cluster, problem.model, problem.profile, problem.workload
     lines = [
         f"efficiency constants of profile {profile.name!r}; `parsolve explain profile` lists them with their origin",
-        f"{cluster.gpu.name}: {cluster.gpu.memory_bytes / 2**30:.1f} GiB usable less the reserve of "
-        f"{workload.memory_reserve / 2**30:g} GiB; {profile.outside_bytes / 2**30:g} GiB lie outside the tensors",
+        f"{cluster.gpu.name}: the driver shows {cluster.gpu.memory_bytes / 2**30:.1f} GiB, of which "
+        f"{workload.memory_reserve / 2**30:g} GiB are kept in reserve; {profile.outside_bytes / 2**30:g} GiB go to the "
+        "CUDA context, NCCL and workspaces",
     ]
     if model.mtp_layers:
         lines.append(f"the {model.mtp_layers} multi-token-prediction module(s) are not trained")
@@ -160,6 +171,8 @@ def solve(
             without=problem.without | frozenset(without),
         )
     problem = restrict(problem, pin, forbid, max, min, own)
+    if pareto and (objective != "step_time" or within is not None or distinct):
+        raise SpecError("the Pareto front goes with no other objective, within or distinct", "pareto")
     request = Request(
         top, within, distinct, parse_objective(objective, problem), pareto, explain, tuple(hint), time_limit
     )

@@ -15,13 +15,20 @@ from parsolve.specs import Recompute
 
 MAX_LENGTH, MAX_NODES, MAX_NUMBER = 300, 100, 10**9
 
+
+def _not_zero(divisor: Any) -> Any:
+    if np.any(np.equal(divisor, 0)):
+        raise ZeroDivisionError("a divisor is zero")
+    return divisor
+
+
 _NUMERIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: lambda a, b: np.where(np.equal(b, 0), 0, a // np.where(np.equal(b, 0), 1, b)),
-    ast.Mod: lambda a, b: np.where(np.equal(b, 0), 0, a % np.where(np.equal(b, 0), 1, b)),
-    ast.Div: lambda a, b: a / np.where(np.equal(b, 0), np.nan, b),
+    ast.FloorDiv: lambda a, b: a // _not_zero(b),
+    ast.Mod: lambda a, b: a % _not_zero(b),
+    ast.Div: lambda a, b: a / _not_zero(b),
 }
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,

@@ -59,7 +59,9 @@ def parse_objective(text: str, problem: Problem) -> Objective:
             raise SpecError("weigh memory against one of step_time, throughput, cost, with positive weights", where)
     else:
         first, _, second = compact.partition(",")
-        name, _, tolerance = first.partition("~")
+        name, tilde, tolerance = first.partition("~")
+        if tilde and not tolerance:
+            raise SpecError("name the tolerance after ~, as in step_time~2%,memory", where)
         slack = parse_fraction(tolerance, where) if tolerance else 0.0
         found = Objective(compact, _known(name), _known(second) if second else None, None, slack)
         if tolerance and not second:

@@ -16,6 +16,8 @@ from parsolve.specs import Cluster, Model, Profile, Workload
 from parsolve.splits import Layers, Splits
 
 DEFAULT_VERSIONS = {"megatron": "0.19", "deepspeed": "0.19", "generic": ""}
+TARGET_OVERSHOOT = 0.25
+"""A token target may be exceeded by at most this share (grids rarely meet it exactly)."""
 Goal = tuple[tuple[float, str], ...]
 STEP_TIME: Goal = ((1.0, "step_time"),)
 OLDEST_MEGATRON, NEWEST_MEGATRON = (0, 12), (0, 20)
@@ -84,6 +86,12 @@ class Problem:
         self._check()
 
     def _check(self) -> None:
+        if self.workload.memory_reserve >= self.cluster.gpu.memory_bytes:
+            raise SpecError(
+                f"the reserve is as large as the {self.cluster.gpu.memory_bytes / 2**30:.1f} GiB of a "
+                f"{self.cluster.gpu.name}: lower --memory-reserve",
+                "memory_reserve",
+            )
         precision = self.workload.precision
         peaks = self.cluster.gpu.peak_flops
         if precision not in peaks:
@@ -130,7 +138,7 @@ class Problem:
     def gbs_target(self) -> tuple[int, int]:
         """Lowest and highest global batch size allowed, sequences (equal when exact).
 
-        A token target without tolerance allows any batch at or above it, but each (mbs, dp) only its smallest.
+        A token target without tolerance allows batches from it to a quarter above it, each (mbs, dp) its smallest.
         """
         w = self.workload
         target = w.gbs if w.gbs is not None else math.ceil((w.gbs_tokens or 0) / w.seq_len)
@@ -140,7 +148,7 @@ class Problem:
             return low, max(low, math.floor(exact * (1 + w.gbs_tolerance) + 1e-9))
         if w.gbs is not None:
             return target, target
-        return target, 2 * target + self.cluster.num_gpus * 64
+        return target, math.ceil(target * (1 + TARGET_OVERSHOOT))
 
     @property
     def per_token(self) -> bool:

@@ -48,7 +48,9 @@ def axis_value(axis: str, value: Any, where: str) -> int:
         raise SpecError(f"{axis} takes whole numbers, not {value!r}", where) from None
     lowest = 0 if axis == "zero" else 1
     if number < lowest or number > 10**9 or (axis == "zero" and number > 3):
-        raise SpecError(f"{axis}={value} is out of range; {'0 to 3' if axis == 'zero' else 'at least 1'}", where)
+        raise SpecError(
+            f"{axis}={value} is out of range; {'0 to 3' if axis == 'zero' else '1 to 1,000,000,000'}", where
+        )
     return number
 
 

@@ -215,3 +215,37 @@ def test_two_runs_give_the_same_json(mixtral: Problem) -> None:
 def test_bf16_is_refused_where_the_hardware_lacks_it() -> None:
     with pytest.raises(parsolve.SpecError, match="no bf16"):
         Problem("v100-sxm-32gb:1x8", "llama2-7b", seq_len=2048, gbs=64)
+
+
+def test_a_configuration_on_too_many_gpus_has_consistent_figures(llama70b: Problem) -> None:
+    """dp=8 instead of 4: half the microbatches, so half the compute."""
+    right = parsolve.evaluate(llama70b, "tp=8,pp=4,dp=4,mbs=1,zero=1")
+    wide = parsolve.evaluate(llama70b, "tp=8,pp=4,dp=8,mbs=1,zero=1")
+    assert wide.terms_s["compute"] == pytest.approx(right.terms_s["compute"] / 2)
+
+
+def test_a_token_target_is_not_exceeded_by_much() -> None:
+    problem = Problem("h100-sxm:128x8", "llama3.1-8b", seq_len=8192, gbs_tokens=1_000_000)
+    result = parsolve.solve(problem, top=5)
+    assert all(1_000_000 <= plan.config.gbs * 8192 <= 1_250_000 + 8192 for plan in result.plans)
+    assert any(w.rule == "above_target" for plan in result.plans for w in plan.warnings) or all(
+        plan.config.gbs <= 128 for plan in result.plans
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_reserve": "100GiB"}, "as large as"),
+        ({"gbs": 10**9}, "less than or equal"),
+    ],
+)
+def test_senseless_workloads_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(parsolve.SpecError, match=message):
+        Problem("h100-sxm:1x8", "llama2-7b", **{"seq_len": 4096, "gbs": 64, **options})
+
+
+def test_division_by_zero_is_an_error_not_an_answer() -> None:
+    problem = Problem("h100-sxm:1x8", "llama2-7b", seq_len=4096, gbs=64)
+    with pytest.raises(parsolve.SpecError, match="divisor is zero"):
+        parsolve.solve(problem, require=["tp % 0 == 1"])

@@ -41,7 +41,7 @@ def assert_minimal(problem: Problem) -> None:
         assert first_legal(keep_only(problem, [m for m in members if m is not member])) is not None
 
 
-@pytest.mark.parametrize("seed", range(0, 24))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_conflicts_are_minimal(seed: int) -> None:
     problem = infeasible_problem(seed)
     if problem is None:

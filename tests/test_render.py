@@ -48,7 +48,7 @@ def result(texts: tuple[str, ...] = ("tp=2,pp=2,zero=1", "tp=4,mbs=2,zero=1"), *
     given = changes.pop("problem", None) or problem()
     configs = [parse_config(text, given)[0] for text in texts]
     best = make_plan(given, configs[0]).estimate.step_time_s if configs else 1.0
-    plans = tuple(make_plan(given, config, rank, best) for rank, config in enumerate(configs, 1))
+    plans = tuple(make_plan(given, config, rank, float(rank)) for rank, config in enumerate(configs, 1))
     beside = Baseline("rule-of-thumb", configs[-1], 2 * best, 2.0) if configs else None
     fields: Json = {
         "status": "optimal",

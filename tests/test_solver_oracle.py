@@ -120,3 +120,26 @@ def test_counterfactuals_are_solved() -> None:
             assert item.cause.startswith("illegal")
         else:
             assert again.best.estimate.step_time_s == item.step_time_s >= result.best.estimate.step_time_s
+
+
+@pytest.mark.parametrize(
+    "options", [{"gbs": 20, "gbs_tolerance": 0.1}, {"gbs_tokens": 40_000}, {"gbs_tokens": 33_000, "seq_len": 512}]
+)
+def test_distinct_layouts_across_batches_equal_the_oracle(options: dict[str, object]) -> None:
+    """The best of a layout may be at another batch than the one being proven."""
+    problem = Problem("a100-sxm-40gb:1x4", "qwen2.5-7b", **{"seq_len": 2048, **options})
+    expected = enumerate_all(problem)
+    first: dict[tuple[int, ...], tuple[float, object]] = {}
+    for key, config in expected:
+        first.setdefault(layout_of(config), (key, config))
+    ranking = rank(problem, Query(6, distinct=True))
+    assert ranking.complete
+    assert first
+    assert [(plan.key, plan.config) for plan in ranking.plans] == list(first.values())[:6]
+
+
+@pytest.mark.parametrize("objective", ["step_time", "memory", "step_time~5%,memory", "0.5*step_time+0.5*memory"])
+def test_relative_is_at_least_one(objective: str) -> None:
+    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
+    plans = parsolve.solve(problem, top=6, objective=objective).plans
+    assert min(plan.relative for plan in plans) >= 1.0

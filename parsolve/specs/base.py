@@ -71,9 +71,15 @@ def _first_error(cls: type[BaseModel], error: ValidationError, where: str) -> Sp
     if first["type"] == "extra_forbidden":
         return UnknownNameError("key", path[-1], _field_names(cls, path[:-1]), place)
     if first["type"] == "missing":
-        return SpecError("this key is required", place)
+        return SpecError(f"this key is required{_about(cls, path)}", place)
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     got = first.get("input")
     shown = "" if isinstance(got, dict) or first["type"] == "value_error" else f" (got {str(got)[:80]!r})"
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return SpecError(f"{message}{shown}{more}", place)
+
+
+def _about(cls: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What a missing key is, where its field says so."""
+    field = cls.model_fields.get(str(path[-1])) if len(path) == 1 else None
+    return f" ({field.description})" if field is not None and field.description else ""

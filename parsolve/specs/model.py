@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,12 +63,12 @@ class Model(Spec):
     """
 
     name: str
-    num_layers: Count
+    num_layers: Annotated[Count, Field(le=10_000)]
     hidden_size: Count
     ffn_size: Count
     num_heads: Count
     num_kv_heads: Count
-    head_dim: Count
+    head_dim: Count = Field(description="usually hidden_size / num_heads")
     vocab_size: Count
     gated_mlp: bool = True
     activation: Literal["silu", "gelu", "relu", "relu2"] = "silu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,7 +31,7 @@ class Workload(Spec):
     """
 
     seq_len: Count
-    gbs: Count | None = None
+    gbs: Annotated[Count, Field(le=10**8)] | None = None
     gbs_tokens: Count | None = None
     gbs_tolerance: float | None = Field(default=None, ge=0, lt=1)
     precision: Precision = "bf16"
