@@ -9,13 +9,24 @@ import numpy as np
 
 from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
-from parsolve.objectives.compute import token_share, tokens
+from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
+from parsolve.objectives.optimizer_step import sharing
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 
 WEIGHT_BYTES = 2.0
+FUSED_NORM_BYTES, UNFUSED_NORM_BYTES = 4.0, 10.0
+"""Kept per element by a norm: its input and output; where it is not one kernel also a 32-bit copy and the normalised
+input."""
+GATHERED_LOGITS_BYTES = 16.0
+"""Bytes per logit where every rank holds the whole vocabulary: gathered in 16 bits, a 32-bit copy, its log-softmax and
+gradient, and the gradient in 16 bits (torch's cross_entropy)."""
+SCORE_BYTES = {"fused_softmax": 5.0, "unfused": 6.0}
+"""Kept per score: softmax, dropout mask and its output; without a fused kernel the softmax in 32 and in 16 bits."""
+TRANSIENT_SCORE_BYTES = {"fused_softmax": 8.0, "unfused": 16.0}
+"""Gradients and copies of the scores of one layer while its backward pass runs."""
 FP8_WEIGHT_BYTES = 2.0
-"""fp8 runs keep a cast and a transposed cast of every matrix beside the 16-bit weights."""
+"""Transformer Engine keeps a cast and a transposed cast of every matrix beside the 16-bit weights; others cast anew."""
 
 
 def _bytes_per_parameter(p: Instance, zero: Any, shards: Any) -> tuple[Any, Any, Any]:
@@ -25,11 +36,12 @@ def _bytes_per_parameter(p: Instance, zero: Any, shards: Any) -> tuple[Any, Any,
     ZeRO-1 shards the optimizer, 2 also gradients, 3 also weights. Source: Rajbhandari et al. 2020.
     """
     one = np.ones_like(shards, dtype=float)
-    weights = WEIGHT_BYTES + (FP8_WEIGHT_BYTES if p.workload.precision == "fp8" else 0.0)
+    cached = p.workload.precision == "fp8" and p.framework == "megatron"
+    weights = WEIGHT_BYTES + (FP8_WEIGHT_BYTES if cached else 0.0)
     return (
         weights / np.where(zero >= 3, shards, one),
         p.gradient_bytes / np.where(zero >= 2, shards, one),
-        p.optimizer_bytes / np.where(zero >= 1, shards, one),
+        p.optimizer_bytes / np.where(zero >= 1, sharing(p, shards, zero), one),
     )
 
 
@@ -69,11 +81,13 @@ TIED_HEAD_STATES = _dense_states("tied_head", parameters.tied_head_params, "the 
 def _attention_bytes(p: Instance, tp: Any) -> Any:
     """Saved by attention and its norm per token, 2-byte elements: norm input and output, q, k, v, output.
 
-    With h = a*k this is Korthikanti et al. 2022's 11*s*b*h part (8 token-divided, 3 more with dropout).
+    With h = a*k this is Korthikanti et al. 2022's 11*s*b*h part (8 token-divided, 3 more with dropout). A norm that is
+    not one kernel keeps two 32-bit copies as well.
     """
     model = p.model
     a, shared = model.num_heads / tp, token_share(p, tp)
-    saved = 4.0 * model.hidden_size * shared + 2.0 * a * model.v_head_size
+    norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+    saved = norm * model.hidden_size * shared + 2.0 * a * model.v_head_size
     if model.mla is None:
         saved = saved + 2.0 * model.head_dim * (a + 2.0 * parameters.kv_heads_per_rank(p, tp))
     else:
@@ -83,15 +97,24 @@ def _attention_bytes(p: Instance, tp: Any) -> Any:
 
 
 def _score_bytes(p: Instance, tp: Any, cp: Any) -> Any:
-    """Unfused attention keeps softmax, mask and dropout of the scores: 5*a*s/tp bytes a token; fused: row sums."""
-    heads = p.model.num_heads / tp
-    return 4.0 * heads + 0.0 * cp if p.flash_attention else 5.0 * heads * p.seq_len + 0.0 * cp
+    """What is kept of the scores, bytes a token: fused attention its row sums; else softmax, mask and dropout.
+
+    5*a*s/tp bytes with a fused softmax (Korthikanti et al. 2022).
+    """
+    return (4.0 + SCORE_BYTES.get(p.attention_kernel, 0.0) * p.seq_len) * p.model.num_heads / tp + 0.0 * cp
+
+
+def _transient_scores(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Copies of one layer's scores that live only during its backward pass, bytes (0 for fused attention)."""
+    scores = tokens(p, cp, mbs) * p.seq_len * p.model.num_heads / tp
+    return TRANSIENT_SCORE_BYTES.get(p.attention_kernel, 0.0) * scores
 
 
 def _mlp_bytes(p: Instance, width: Any, shared: Any) -> Any:
     """Saved by an MLP of ``width`` and its norm per token: norm input and output, products, activation."""
     columns = 2.0 if p.model.gated_mlp else 1.0
-    return 4.0 * p.model.hidden_size * shared + 2.0 * width * (columns + 1.0)
+    norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+    return norm * p.model.hidden_size * shared + 2.0 * width * (columns + 1.0)
 
 
 def _checkpoint(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
@@ -122,35 +145,52 @@ def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
     return routed + router + shared
 
 
+def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
+    """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half."""
+    kept = np.where(recompute == Recompute.FULL, checkpoint, full)
+    if p.framework != "generic":
+        return kept
+    partly = (1.0 - SELECTIVE_SHARE) * full + SELECTIVE_SHARE * checkpoint
+    return np.where(recompute == Recompute.SELECTIVE, partly, kept)
+
+
 KORTHIKANTI = "Korthikanti et al. 2022, section 4, counted per tensor"
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one dense layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    return np.where(recompute == Recompute.FULL, _checkpoint(p, tp, cp, mbs), full)
+    full = p.profile.activation_memory * (
+        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    )
+    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
-    return np.where(recompute == Recompute.FULL, _checkpoint(p, tp, cp, mbs), full)
+    full = p.profile.activation_memory * (
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+    )
+    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """One dense layer rebuilt at a time when layers are recomputed, bytes (0 otherwise)."""
-    full = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    return np.where(recompute == Recompute.FULL, full, 0.0)
+    """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    full = p.profile.activation_memory * (
+        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    )
+    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
-    """One MoE layer rebuilt at a time when layers are recomputed, bytes (0 otherwise)."""
-    full = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
-    return np.where(recompute == Recompute.FULL, full, 0.0)
+    """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    full = p.profile.activation_memory * (
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+    )
+    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -161,8 +201,12 @@ def embedding_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 
 @term(unit="B", label="logits", source="vocabulary-parallel cross-entropy: 16-bit logits, fp32 copy and gradient")
 def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
-    """Logits of one microbatch on the last stage: tokens*V/tp*(2+4+4) bytes."""
-    return tokens(p, cp, mbs) * parameters.padded_vocab(p, tp) / tp * 10.0
+    """Logits of one microbatch on the last stage: tokens*V/tp times the profile's logits_memory bytes.
+
+    All of V, at 16 bytes, where the loss gathers them.
+    """
+    held = p.profile.logits_memory if p.workload.parallel_loss else GATHERED_LOGITS_BYTES
+    return tokens(p, cp, mbs) * parameters.loss_vocab(p, tp) * held
 
 
 @term(unit="B", label="gathered", source="FSDP keeps the layer in use and the next one gathered")

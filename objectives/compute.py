@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from parsolve.functions import term
-from parsolve.objectives.parameters import kv_heads_per_rank, padded_vocab
-from parsolve.objectives.roofline import matmul_time, streaming_time
+from parsolve.objectives.parameters import kv_heads_per_rank, loss_vocab, padded_vocab
+from parsolve.objectives.roofline import alignment, matmul_time, saturation, streaming_time
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 
@@ -23,9 +23,15 @@ def token_share(p: Instance, tp: Any) -> Any:
     return 1.0 / tp if p.sequence_parallel else np.ones_like(tp, dtype=float)
 
 
-def passes(recompute: Any) -> Any:
+SELECTIVE_SHARE = 0.5
+"""Share of a layer that selective recomputation repeats outside Megatron: every second operation (torchtitan's default)
+or every second layer (fms-fsdp). Megatron's selective recomputes core attention only."""
+
+
+def passes(p: Instance, recompute: Any) -> Any:
     """Forward-equivalents of a matrix product: forward 1 + backward 2 + 1 when whole layers are recomputed."""
-    return 3.0 + (recompute == Recompute.FULL)
+    selective = SELECTIVE_SHARE if p.framework == "generic" else 0.0
+    return 3.0 + (recompute == Recompute.FULL) + selective * (recompute == Recompute.SELECTIVE)
 
 
 def _attention_projections_forward(p: Instance, tp: Any, rows: Any) -> Any:
@@ -48,59 +54,93 @@ def _attention_projections_forward(p: Instance, tp: Any, rows: Any) -> Any:
 @term(label="compute", source="roofline, Williams et al. 2009")
 def attention_projections(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Query, key, value and output projections of one layer and microbatch (forward + 2x backward), s."""
-    return _attention_projections_forward(p, tp, tokens(p, cp, mbs)) * passes(recompute)
+    return _attention_projections_forward(p, tp, tokens(p, cp, mbs)) * passes(p, recompute)
+
+
+FLASH1_RATIO = 0.5
+"""FlashAttention-1 relative to FlashAttention-2. Source: Dao 2023, figures 4 to 6: about twice as fast."""
+ATTENTION_HALF_LENGTH = 512.0
+"""Sequence length at which fused causal attention reaches half its rate. Source: Dao 2023, figure 5, 512 to 16k."""
+SCORE_BYTES = {"fused_softmax": (9.0, 11.0), "unfused": (30.0, 34.0)}
+"""Bytes streamed per score between the two products, forward and backward.
+
+Fused softmax: softmax reads and writes 2, dropout reads and writes 2 and a mask of 1. Unfused: scale, mask, cast to
+32 bits, softmax, cast back and dropout are kernels of their own. Counted per kernel.
+"""
+
+
+def _fused_attention(p: Instance, tp: Any, cp: Any, mbs: Any, again: Any) -> Any:
+    model, profile = p.model, p.profile
+    rows = tokens(p, cp, mbs)
+    flops = 2.0 * rows * p.mean_attended * model.num_heads / tp * (model.qk_head_size + model.v_head_size)
+    rate = p.half_peak * saturation(float(p.seq_len), ATTENTION_HALF_LENGTH)
+    if p.attention_kernel == "flash1":
+        rate *= FLASH1_RATIO
+    forward = flops / (rate * profile.attention_efficiency)
+    backward = 2.5 * flops / (rate * profile.attention_backward_efficiency)
+    blocks = np.ones_like(cp, dtype=float) if p.framework == "deepspeed" else 1.0 * cp
+    rescale = 8.0 * rows * model.num_heads / tp * model.v_head_size * (blocks - 1.0)
+    merge = streaming_time(p, rescale, 0) + blocks * profile.kernel_overhead
+    return forward * (1.0 + again) + backward + merge * (3.0 + again)
+
+
+def _unfused_attention(p: Instance, tp: Any, cp: Any, mbs: Any, again: Any) -> Any:
+    model = p.model
+    rows, heads = p.seq_len / cp, mbs * model.num_heads / tp
+    scores = heads * rows * p.seq_len
+    products = matmul_time(p, rows, p.seq_len, model.qk_head_size, copies=heads, half=True)
+    products = products + matmul_time(p, rows, model.v_head_size, p.seq_len, copies=heads, half=True)
+    products = products / alignment(model.qk_head_size)
+    forward, backward = SCORE_BYTES[p.attention_kernel]
+    softmax = streaming_time(p, forward * scores, 2) * (1.0 + again) + streaming_time(p, backward * scores, 2)
+    return products * (3.0 + again) + softmax
 
 
 @term(label="attention", source="Dao 2023 (FlashAttention-2): backward is 2.5x the forward's FLOPs")
 def attention_core(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """Scores and weighted values of one layer and microbatch, s.
+    """Scores and weighted values of one layer and microbatch, s; any recomputation repeats the forward.
 
-    Forward FLOPs: 2*tokens*attended keys*heads/tp*(qk + v head size); any recomputation repeats the forward.
-    A ring over cp ranks takes cp kernels, and each block after the first rescales the output in fp32.
-    Without fused kernels the score matrix passes through memory five times at two bytes.
+    Fused: forward FLOPs 2*tokens*attended keys*heads/tp*(qk + v head size), a rate that grows with the sequence; a ring
+    over cp ranks takes cp kernels, and each block after the first rescales the output in fp32.
+    Not fused: two products over the full square of scores and a softmax that streams it through memory.
     """
-    model, profile = p.model, p.profile
-    rows = tokens(p, cp, mbs)
-    flops = 2.0 * rows * p.mean_attended * model.num_heads / tp * (model.qk_head_size + model.v_head_size)
     again = (recompute != Recompute.NONE) * 1.0
-    if p.flash_attention:
-        forward = flops / (p.half_peak * profile.attention_efficiency)
-        backward = 2.5 * flops / (p.half_peak * profile.attention_backward_efficiency)
-        blocks = np.ones_like(cp, dtype=float) if p.framework == "deepspeed" else 1.0 * cp
-        rescale = 8.0 * rows * model.num_heads / tp * model.v_head_size * (blocks - 1.0)
-        merge = streaming_time(p, rescale, 0) + blocks * profile.kernel_overhead
-        return forward * (1.0 + again) + backward + merge * (3.0 + again)
-    # unfused kernels compute the full square and stream the scores
-    forward = 2.0 * flops / (p.half_peak * profile.gemm_efficiency)
-    scores = 2.0 * rows * p.seq_len * model.num_heads / tp
-    return (3.0 + again) * (forward + streaming_time(p, 5.0 * scores, 3))
+    compute = _fused_attention if p.flash_attention else _unfused_attention
+    return compute(p, tp, cp, mbs, again)
 
 
-@term(label="elementwise", source="bytes counted per tensor, bf16")
+FUSED_NORM_BYTES, UNFUSED_NORM_BYTES = 4.0, 36.0
+"""Bytes per element that a norm moves forward: read and write once, or cast, square, mean, scale and cast apart."""
+
+
+@term(label="elementwise", source="bytes counted per tensor, 16 bits")
 def attention_elementwise(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Norms, residual additions and rotary embedding of one layer and microbatch, s.
 
-    Forward traffic: 20 bytes x hidden on the token-wise part (two norms read+write, two residual adds), 4 bytes on
-    every query and key element; backward twice that.
+    Forward traffic: two norms (4 bytes x hidden each as one kernel, 36 unfused) and two residual additions (6 each) on
+    the token-wise part, 4 bytes on every query and key element; backward twice that; times the profile's
+    elementwise_traffic.
     """
     model = p.model
     rows = tokens(p, cp, mbs)
+    norms = 2.0 * (FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES)
     rotary = 4.0 * (model.num_heads / tp + kv_heads_per_rank(p, tp)) * model.qk_head_size
-    traffic = rows * (20.0 * model.hidden_size * token_share(p, tp) + rotary * (model.position == "rope"))
-    return streaming_time(p, traffic, 6) * passes(recompute)
+    wise = (norms + 12.0 * p.profile.elementwise_traffic) * model.hidden_size * token_share(p, tp)
+    traffic = rows * (wise + rotary * (model.position == "rope") * p.profile.elementwise_traffic)
+    return streaming_time(p, traffic, 6) * passes(p, recompute)
 
 
 def _mlp_forward(p: Instance, width: Any, rows: Any) -> Any:
     """Two (or three, gated) products of an MLP slice of ``width`` and its activation."""
     h, columns = p.model.hidden_size, (2.0 if p.model.gated_mlp else 1.0)
-    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0))
+    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0) * p.profile.elementwise_traffic)
     return matmul_time(p, rows, columns * width, h) + matmul_time(p, rows, h, width) + activation
 
 
 @term(label="compute", source="roofline, Williams et al. 2009")
 def dense_mlp(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """The MLP of a dense layer for one microbatch, s."""
-    return _mlp_forward(p, p.model.ffn_size / tp, tokens(p, cp, mbs)) * passes(recompute)
+    return _mlp_forward(p, p.model.ffn_size / tp, tokens(p, cp, mbs)) * passes(p, recompute)
 
 
 @term(label="compute", source="roofline, Williams et al. 2009")
@@ -114,7 +154,7 @@ def shared_experts(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -
     router = matmul_time(p, routed_rows, moe.num_experts, p.model.hidden_size)
     router = router + streaming_time(p, 16.0 * routed_rows * moe.num_experts, 4)
     shared = _mlp_forward(p, moe.shared_ffn_size / tp, rows) if moe.shared_ffn_size else 0.0
-    return (router + shared) * passes(recompute)
+    return (router + shared) * passes(p, recompute)
 
 
 @term(label="experts", source="grouped GEMM per rank; rows per expert from the even share times the imbalance")
@@ -134,19 +174,21 @@ def routed_experts(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any
     each, width, columns = rows / experts, moe.ffn_size / etp, (2.0 if p.model.gated_mlp else 1.0)
     products = matmul_time(p, each, columns * width, h, grouped=True, copies=experts)
     products = products + matmul_time(p, each, h, width, grouped=True, copies=experts)
-    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0))
+    activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0) * p.profile.elementwise_traffic)
     permute = streaming_time(p, 8.0 * h * (sent + rows), 6)
-    return (products + activation + permute) * passes(recompute)
+    return (products + activation + permute) * passes(p, recompute)
 
 
 @term(label="head", source="logits product and cross-entropy")
 def output_layer(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """Final norm, logits and loss for one microbatch, never recomputed, s.
 
-    The loss streams the logits: read and write in 16 and 32 bits, about 16 bytes an element.
+    The loss streams the logits: the profile's loss_traffic bytes an element, forward and backward. The product runs in
+    16 bits whatever the layers use.
     """
     rows, width = tokens(p, cp, mbs), padded_vocab(p, tp) / tp
-    return 3.0 * matmul_time(p, rows, width, p.model.hidden_size) + streaming_time(p, 16.0 * rows * width, 6)
+    product = matmul_time(p, rows, width, p.model.hidden_size, half=True)
+    return 3.0 * product + streaming_time(p, p.profile.loss_traffic * rows * loss_vocab(p, tp), 6)
 
 
 @term(label="embedding", source="table look-up and its scattered gradient")

@@ -39,7 +39,7 @@ def context_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> 
     if p.framework == "deepspeed":
         return traffic
     attention = attention_core.compute(p, tp=tp, cp=cp, mbs=mbs, recompute=recompute)
-    return np.maximum(0.0, traffic - p.profile.cp_overlap * attention)
+    return np.maximum(0.0, traffic - p.profile.cp_overlap * p.overlap * attention)
 
 
 @term(label="cp_comm", source="as context_comm")

@@ -78,6 +78,18 @@ def layers_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
 
 
 @count
+def dense_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's dense layers where there is more than one stage, else 0."""
+    return np.where(p.splits.pp[split] > 1, p.splits.pp[split], 0) * p.splits.dense[split, stage]
+
+
+@count
+def moe_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's MoE layers where there is more than one stage, else 0."""
+    return np.where(p.splits.pp[split] > 1, p.splits.pp[split], 0) * p.splits.moe[split, stage]
+
+
+@count
 def first_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
     """pp on the first rank."""
     return p.splits.pp[split] * p.splits.first[split, stage]

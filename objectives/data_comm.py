@@ -21,7 +21,7 @@ def _step_bytes(p: Instance, zero: Any) -> Any:
     ZeRO-0: an all-reduce of gradients (two passes); 1: reduce-scatter of gradients + all-gather of weights;
     2: all-gather of weights; 3: nothing. Source: Rajbhandari et al. 2020, section 7.
     """
-    gradients = float(p.gradient_bytes)
+    gradients = p.reduction_bytes
     return np.select([zero == 0, zero == 1, zero == 2], [2 * gradients, gradients + WEIGHT_BYTES, WEIGHT_BYTES], 0.0)
 
 
@@ -30,7 +30,7 @@ def _microbatch_bytes(p: Instance, zero: Any) -> Any:
 
     ZeRO-2: reduce-scatter of gradients; 3: also an all-gather of weights in forward and in backward.
     """
-    gradients = float(p.gradient_bytes)
+    gradients = p.reduction_bytes
     return np.select([zero == 2, zero == 3], [gradients, gradients + 2 * WEIGHT_BYTES], 0.0)
 
 
@@ -76,7 +76,7 @@ def expert_gather(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any, grad_a
 @term(label="dp_comm", source="tied embeddings, Narayanan et al. 2021")
 def tied_embedding_reduction(p: Instance, *, tp: Any) -> Any:
     """All-reduce of a tied embedding's gradient between the first and the last stage, once per step, s."""
-    payload = 2.0 * p.gradient_bytes * parameters.padded_vocab(p, tp) * p.model.hidden_size / tp
+    payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.hidden_size / tp
     rate = p.cluster.nic_bandwidth_per_gpu * p.profile.nic_efficiency
     if p.world <= p.domain:
         rate = p.cluster.fast_link.bandwidth * p.profile.fast_link_efficiency

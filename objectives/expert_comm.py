@@ -25,4 +25,4 @@ def expert_comm(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any, r
         return np.zeros(np.broadcast(tp, cp, ep, etp, mbs, recompute).shape)
     sent = 2.0 * tokens(p, cp, mbs) / tp * moe.top_k * p.model.hidden_size * p.profile.expert_imbalance
     exchange = all_to_all_time(p, ep, etp, sent) + pass_time(p, etp, 1, sent * etp)
-    return exchange * (4.0 + 2.0 * (recompute == Recompute.FULL)) * (1.0 - p.profile.ep_overlap)
+    return exchange * (4.0 + 2.0 * (recompute == Recompute.FULL)) * (1.0 - p.profile.ep_overlap * p.overlap)

@@ -38,7 +38,7 @@ def ring_rate(p: Instance, size: Any, stride: Any) -> Any:
     """
     cluster, profile = p.cluster, p.profile
     fast = cluster.fast_link.bandwidth * profile.fast_link_efficiency
-    nic = cluster.nic_bandwidth_per_gpu * profile.nic_efficiency
+    nic: Any = cluster.nic_bandwidth_per_gpu * profile.nic_efficiency
     if cluster.pod_size is not None:
         pod = cluster.pod_size * p.domain
         nic = np.where(size * stride > pod, nic / cluster.spine_oversubscription, nic)
@@ -47,10 +47,10 @@ def ring_rate(p: Instance, size: Any, stride: Any) -> Any:
 
 
 def hop_latency(p: Instance, size: Any, stride: Any) -> Any:
-    """Start-up time of one collective: a hop for each doubling of the group, s."""
+    """Start-up time of one collective: the stack's overhead and a hop for each doubling of the group, s."""
     cluster = p.cluster
     hop = np.where(inside_domain(p, size, stride), cluster.fast_link.latency, cluster.nic.latency)
-    return hop * np.log2(np.maximum(size, 1))
+    return p.profile.collective_overhead + hop * np.log2(np.maximum(size, 1))
 
 
 def pass_time(p: Instance, size: Any, stride: Any, payload: Any, calls: float = 1.0) -> Any:

@@ -15,19 +15,31 @@ from parsolve.problem import Instance
 def _update_time(p: Instance, owned: Any) -> Any:
     """Read gradient, master and states, write master, states and weights, s.
 
-    Adam: 4+4+8 read, 4+8+2 written = 30 bytes a parameter.
+    Adam: 4+4+8 read, 4+8+2 written = 30 bytes a parameter, times the profile's optimizer_traffic.
     """
-    traffic = owned * (p.gradient_bytes + 2.0 * p.optimizer_bytes + 2.0)
+    traffic = owned * (p.gradient_bytes + 2.0 * p.optimizer_bytes + 2.0) * p.profile.optimizer_traffic
     return traffic / (p.cluster.gpu.memory_bandwidth * p.profile.memory_efficiency)
 
 
-def _owned(params: Any, shards: Any, zero: Any) -> Any:
-    return params / np.where(zero >= 1, shards, 1)
+def sharing(p: Instance, shards: Any, zero: Any) -> Any:
+    """Ranks that share optimizer states: all data-parallel ones, or a stated group under ZeRO-1."""
+    group = p.workload.optimizer_shards
+    return shards if group is None else np.where(zero == 1, np.minimum(shards, group), shards)
+
+
+def _owned(p: Instance, params: Any, shards: Any, zero: Any) -> Any:
+    return params / np.where(zero >= 1, sharing(p, shards, zero), 1)
+
+
+@term(label="dp_comm", source="profile: shard_member_time")
+def shard_broadcast(p: Instance, *, shards: Any, zero: Any) -> Any:
+    """Broadcasting updated weights shard by shard, once per step: shard_member_time for every rank that shares, s."""
+    return p.profile.shard_member_time * np.where((zero == 1) & (shards > 1), sharing(p, shards, zero), 0)
 
 
 def _dense(name: str, params: Callable[[Instance, Any], Any], what: str) -> Term:
     def update(p: Instance, *, tp: Any, shards: Any, zero: Any) -> Any:
-        return _update_time(p, _owned(params(p, tp), shards, zero))
+        return _update_time(p, _owned(p, params(p, tp), shards, zero))
 
     update.__doc__ = f"Optimizer pass over {what} of one rank, s."
     return term(label="optimizer", source="bytes per parameter of the optimizer", name=f"{name}_update")(update)
@@ -42,7 +54,7 @@ head_update = _dense("head", parameters.head_params, "the output layer")
 @term(label="optimizer", source="bytes per parameter of the optimizer")
 def expert_update(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
     """Optimizer pass over one layer's routed experts of one rank, s."""
-    return _update_time(p, _owned(parameters.expert_layer_params(p, etp, ep), edp, zero))
+    return _update_time(p, _owned(p, parameters.expert_layer_params(p, etp, ep), edp, zero))
 
 
 @term(label="fixed", source="profile: step_overhead")

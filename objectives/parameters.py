@@ -19,6 +19,12 @@ def padded_vocab(p: Instance, tp: Any) -> Any:
     return np.ceil(p.model.vocab_size / block) * block
 
 
+def loss_vocab(p: Instance, tp: Any) -> Any:
+    """Vocabulary entries whose logits one rank holds in the loss: its share, or all when they are gathered."""
+    vocab = padded_vocab(p, tp)
+    return vocab / tp if p.workload.parallel_loss else vocab
+
+
 def kv_heads_per_rank(p: Instance, tp: Any) -> Any:
     """Key/value heads on a rank: kv heads / tp, at least one (replicated)."""
     return np.maximum(1.0, p.model.num_kv_heads / tp)

@@ -16,7 +16,16 @@ from __future__ import annotations
 from typing import Any
 
 from parsolve.functions import Part, StageMax, Term, term
-from parsolve.objectives import compute, context_comm, counts, data_comm, expert_comm, optimizer_step, pipeline_comm
+from parsolve.objectives import (
+    compute,
+    context_comm,
+    counts,
+    data_comm,
+    expert_comm,
+    launch,
+    optimizer_step,
+    pipeline_comm,
+)
 from parsolve.objectives import tensor_comm as tensor
 from parsolve.problem import Instance
 
@@ -30,13 +39,13 @@ def microbatch_share(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 @term(unit="1", source="profile: dp_overlap")
 def dp_overlap(p: Instance) -> Any:
     """Share of one microbatch's compute under which the gradient reduction hides."""
-    return p.profile.dp_overlap
+    return p.profile.dp_overlap * p.overlap
 
 
 @term(unit="1", source="profile: gather_overlap")
 def gather_share(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """Microbatches per step and rank / pp, times the share of compute under which per-microbatch gathers hide."""
-    return p.profile.gather_overlap * microbatch_share.compute(p, tp=tp, cp=cp, mbs=mbs)
+    return p.profile.gather_overlap * p.overlap * microbatch_share.compute(p, tp=tp, cp=cp, mbs=mbs)
 
 
 ATTENTION_TERMS = (
@@ -46,8 +55,8 @@ ATTENTION_TERMS = (
     tensor.attention_tensor_comm,
     context_comm.context_comm,
 )
-DENSE_TERMS = (compute.dense_mlp, tensor.mlp_tensor_comm)
-MOE_TERMS = (compute.shared_experts, compute.routed_experts, expert_comm.expert_comm)
+DENSE_TERMS = (compute.dense_mlp, tensor.mlp_tensor_comm, launch.dense_launch)
+MOE_TERMS = (compute.shared_experts, compute.routed_experts, expert_comm.expert_comm, launch.moe_launch)
 HIDDEN = {
     context_comm.context_comm: context_comm.context_comm_hidden,
     pipeline_comm.overlapped_stage_transfer: pipeline_comm.overlapped_stage_transfer_hidden,
@@ -75,6 +84,8 @@ def pipeline_time(p: Instance) -> StageMax:
         layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead)
     if has_moe:
         layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead)
+    if p.profile.pipelined_member_time:  # zero for most stacks: then the solver need not carry it
+        parts += _pipelined_launch(p)
     for t in (compute.embedding_lookup, tensor.embedding_tensor_comm):
         parts.append(Part(t, counts.first_of_all, microbatch_share))
         parts.append(Part(t, counts.embedding_ahead, label="bubble"))
@@ -83,6 +94,18 @@ def pipeline_time(p: Instance) -> StageMax:
     parts.append(Part(pipeline_comm.overlapped_stage_transfer, counts.interleaved_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.stage_transfer, counts.transfers_ahead, label="bubble"))
     return StageMax("pipeline", tuple(parts))
+
+
+def _pipelined_launch(p: Instance) -> list[Part]:
+    """Host time that only pipelined runs pay; on the way of the first microbatch as well."""
+    parts: list[Part] = []
+    if p.model.num_dense_layers:
+        parts.append(Part(launch.dense_pipelined_launch, counts.dense_layers_of_all_pipelined, microbatch_share))
+        parts.append(Part(launch.dense_pipelined_launch, counts.dense_layers_ahead, label="bubble"))
+    if p.model.num_moe_layers:
+        parts.append(Part(launch.moe_pipelined_launch, counts.moe_layers_of_all_pipelined, microbatch_share))
+        parts.append(Part(launch.moe_pipelined_launch, counts.moe_layers_ahead, label="bubble"))
+    return parts
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
@@ -162,6 +185,8 @@ def tied_embedding_time(p: Instance) -> StageMax:
 def step_time(p: Instance) -> tuple[StageMax, ...]:
     """The summands of the step time, in seconds."""
     own = tuple(StageMax(t.name, (Part(t),)) for t in p.problem.terms)
-    tied = (tied_embedding_time(p),) if p.model.tied_embeddings else ()
+    tied: tuple[StageMax, ...] = (tied_embedding_time(p),) if p.model.tied_embeddings else ()
+    if p.profile.shard_member_time:  # zero for most stacks
+        tied += (StageMax("dp_comm", (Part(optimizer_step.shard_broadcast),)),)
     fixed = StageMax("fixed", (Part(optimizer_step.step_overhead),))
     return (pipeline_time(p), data_time(p), gather_time(p), optimizer_time(p), *tied, fixed, *own)

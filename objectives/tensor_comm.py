@@ -7,13 +7,15 @@ from typing import Any
 from parsolve.functions import term
 from parsolve.objectives.compute import tokens
 from parsolve.objectives.network import pass_time
+from parsolve.objectives.parameters import padded_vocab
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 
 
 def _activation_pass(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     """One all-gather or reduce-scatter of a microbatch's activations (tokens x hidden, 2 bytes) over tp, s."""
-    return pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * p.model.hidden_size) * (1.0 - p.profile.tp_overlap)
+    shown = 1.0 - p.profile.tp_overlap * p.overlap
+    return pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * p.model.hidden_size) * shown
 
 
 @term(label="tp_comm", source="Shoeybi et al. 2019; Korthikanti et al. 2022")
@@ -40,5 +42,11 @@ def embedding_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 
 @term(label="tp_comm", source="vocabulary-parallel embedding and logits, Shoeybi et al. 2019")
 def head_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
-    """Gather before the logits and its mirror in the backward pass, s a microbatch."""
-    return 2.0 * _activation_pass(p, tp, cp, mbs)
+    """Gather before the logits and its mirror in the backward pass, s a microbatch.
+
+    Where the loss is not parallel the logits of the whole vocabulary are gathered as well.
+    """
+    ends = 2.0 * _activation_pass(p, tp, cp, mbs)
+    if p.workload.parallel_loss:
+        return ends
+    return ends + pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * padded_vocab(p, tp))

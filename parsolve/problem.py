@@ -31,7 +31,7 @@ class Problem:
     ----------
     cluster, model: a spec object, a preset name, ``GPU:NxG``, or a file (see cli reference).
     workload: a Workload, or leave it out and give its fields as keywords (``seq_len=4096, gbs=1024``).
-    profile: efficiency constants; a Profile, a preset name or a file.
+    profile: efficiency constants; a Profile, a preset name or a file. None: the shipped one for framework and GPU.
     rules, terms, limits: the user's own; ``without`` leaves built-in rules and limits out by name.
     goal: what is minimised, pairs of (weight, ``step_time`` or ``memory``); step time unless given.
 
@@ -56,7 +56,7 @@ class Problem:
         model: Model | str | Path | dict[str, Any],
         workload: Workload | None = None,
         *,
-        profile: Profile | str | Path = "default",
+        profile: Profile | str | Path | None = None,
         rules: Iterable[Rule] = (),
         terms: Iterable[Term] = (),
         limits: Iterable[Limit] = (),
@@ -65,14 +65,17 @@ class Problem:
         **options: Any,
     ) -> None:
         from parsolve.loading import load_cluster, load_model
-        from parsolve.profiles import load_profile
+        from parsolve.profiles import STACKS, choose_profile, load_profile
 
         if workload is None:
             workload = Workload.read(options, "workload")
         elif options:
             raise SpecError(f"give either a workload or its fields, not both ({', '.join(options)})", "workload")
+        cluster = load_cluster(cluster)
+        if profile is None:
+            profile = choose_profile(STACKS[workload.framework], cluster.gpu)
         for name, value in (
-            ("cluster", load_cluster(cluster)),
+            ("cluster", cluster),
             ("model", load_model(model)),
             ("workload", workload),
             ("profile", load_profile(profile)),
@@ -205,9 +208,20 @@ class Instance:
         return peaks["fp16"] if self.workload.precision == "fp16" or "bf16" not in peaks else peaks["bf16"]
 
     @cached_property
+    def attention_kernel(self) -> str:
+        """The kernel in force: fused attention from compute capability 8.0 on and on AMD, else a fused softmax."""
+        modern = self.cluster.gpu.vendor == "amd" or self.cluster.gpu.compute_capability >= 8.0
+        return self.workload.attention_kernel or ("flash2" if modern else "fused_softmax")
+
+    @cached_property
     def flash_attention(self) -> bool:
-        """Fused attention kernels exist (NVIDIA compute capability 8.0 and newer, AMD)."""
-        return self.cluster.gpu.vendor == "amd" or self.cluster.gpu.compute_capability >= 8.0
+        """Attention never writes its scores to memory."""
+        return self.attention_kernel in ("flash1", "flash2")
+
+    @cached_property
+    def overlap(self) -> float:
+        """1 where communication may run beside compute, else 0."""
+        return float(self.workload.overlap and not self.workload.blocking_launches)
 
     @cached_property
     def usable_bytes(self) -> float:
@@ -215,9 +229,18 @@ class Instance:
         return float(self.cluster.gpu.memory_bytes - self.workload.memory_reserve)
 
     @cached_property
-    def gradient_bytes(self) -> int:
-        """Bytes per gradient element kept in memory: Megatron accumulates bf16 runs in fp32, others in 16 bits."""
-        return 4 if self.framework == "megatron" and self.workload.precision != "fp16" else 2
+    def gradient_bytes(self) -> float:
+        """Bytes per gradient element held: as given, the stack's, else 4 for Megatron (2 in fp16), 2 for others."""
+        if self.workload.gradient_bytes is not None:
+            return float(self.workload.gradient_bytes)
+        if self.profile.gradient_bytes is not None:
+            return self.profile.gradient_bytes
+        return 4.0 if self.framework == "megatron" and self.workload.precision != "fp16" else 2.0
+
+    @cached_property
+    def reduction_bytes(self) -> float:
+        """Bytes per gradient element sent in a reduction: never more than is held."""
+        return min(self.profile.reduction_bytes or self.gradient_bytes, self.gradient_bytes)
 
     @cached_property
     def optimizer_bytes(self) -> int:

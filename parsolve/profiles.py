@@ -1,14 +1,21 @@
-"""Profiles of efficiency constants: the shipped ones by name, or a file."""
+"""Profiles of efficiency constants: the shipped ones by name, or a file; and which one fits a stack and a GPU."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from parsolve.errors import UnknownNameError
-from parsolve.specs import Profile
+from parsolve.specs import Gpu, Profile
+
+GENERATIONS = ((7.0, "volta"), (8.0, "ampere"), (9.0, "hopper"), (10.0, "blackwell"), (13.0, "later"))
+"""Lowest CUDA compute capability of a hardware family; a card between two belongs to the lower one."""
+STACKS = {"megatron": "megatron", "deepspeed": "megatron-deepspeed", "generic": "generic"}
+"""Framework of a workload and the software stack whose constants stand for it."""
 
 
 def profile_names() -> list[str]:
@@ -20,7 +27,40 @@ def profile_names() -> list[str]:
 @cache
 def _shipped(name: str) -> Profile:
     text = (resources.files("parsolve") / "data" / "profiles" / f"{name}.toml").read_text("utf-8")
-    return Profile.read(tomllib.loads(text), f"profile {name}")
+    return read_profile(tomllib.loads(text), f"profile {name}")
+
+
+def read_profile(data: object, where: str) -> Profile:
+    """A profile from a table of keys; with ``base`` the table replaces constants of that shipped profile.
+
+    Raises
+    ------
+    SpecError: unknown keys, values out of range, an unknown base.
+    """
+    if isinstance(data, dict) and isinstance(data.get("base"), str):
+        base = data["base"]
+        if base not in profile_names():
+            raise UnknownNameError("profile", base, profile_names(), f"{where}: base")
+        under = _shipped(base).model_dump()
+        sources = data.get("sources", {})
+        merged: dict[str, Any] = {**under, **{key: value for key, value in data.items() if key != "base"}}
+        merged["sources"] = {**under["sources"], **sources} if isinstance(sources, Mapping) else sources
+        data = merged
+    return Profile.read(data, where)
+
+
+def generation(gpu: Gpu) -> str:
+    """The hardware family of a GPU: volta, ampere, hopper, blackwell; the vendor's name outside NVIDIA."""
+    if gpu.vendor != "nvidia":
+        return gpu.vendor
+    fitting = [name for lowest, name in GENERATIONS if gpu.compute_capability >= lowest]
+    return fitting[-1] if fitting else "older"
+
+
+def choose_profile(stack: str, gpu: Gpu) -> str:
+    """The shipped profile for a software stack and a GPU: ``stack-family`` where there is one, else ``default``."""
+    name = f"{stack}-{generation(gpu)}"
+    return name if name in profile_names() else "default"
 
 
 def load_profile(source: Profile | str | Path) -> Profile:
@@ -39,4 +79,4 @@ def load_profile(source: Profile | str | Path) -> Profile:
         raise UnknownNameError("profile", source, profile_names(), "profile")
     from parsolve.loading import read_file
 
-    return Profile.read(read_file(path), str(path))
+    return read_profile(read_file(path), str(path))

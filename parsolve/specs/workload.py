@@ -12,6 +12,7 @@ from parsolve.specs.base import Bytes, Count, Spec
 Framework = Literal["megatron", "deepspeed", "generic"]
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
+AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
 class Recompute(IntEnum):
@@ -28,6 +29,12 @@ class Workload(Spec):
     Exactly one of ``gbs`` (sequences) and ``gbs_tokens`` (tokens) is given. A token target is met by the smallest
     reachable batch at or above it; ``gbs_tolerance`` (a fraction) allows any batch within the band around the target.
     ``sequence_parallel`` None means the framework's default. ``memory_reserve`` is taken off every GPU.
+    ``attention_kernel`` None means fused attention where the GPU has it, else a fused softmax. ``fused_norm`` and
+    ``overlap`` say whether norms are one kernel and whether communication may run beside compute;
+    ``blocking_launches`` is CUDA_LAUNCH_BLOCKING=1. ``gradient_bytes`` is what the stack keeps and reduces per
+    gradient element; None: the profile's figures. ``parallel_loss`` says whether logits stay divided over the
+    tensor-parallel ranks in the loss; else every rank holds those of the whole vocabulary.
+    ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
     """
 
     seq_len: Count
@@ -41,6 +48,13 @@ class Workload(Spec):
     recompute: tuple[Recompute, ...] = tuple(Recompute)
     sequence_parallel: bool | None = None
     memory_reserve: Bytes = 0
+    attention_kernel: AttentionKernel | None = None
+    fused_norm: bool = True
+    overlap: bool = True
+    blocking_launches: bool = False
+    gradient_bytes: Literal[2, 4] | None = None
+    parallel_loss: bool = True
+    optimizer_shards: Count | None = None
 
     @model_validator(mode="after")
     def _one_batch(self) -> Workload:

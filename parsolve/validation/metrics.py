@@ -1,4 +1,4 @@
-"""Errors by source: step time, ranking inside groups, out-of-memory judgements and memory; then the mean over sources."""
+"""Errors by source: step time, ranking inside groups, out-of-memory judgements, memory; then the mean over sources."""
 
 from __future__ import annotations
 

@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 
 from parsolve.constraints.memory import stage_memory
-from parsolve.evaluation import total_time
-from parsolve.functions import STAGE, Array
+from parsolve.functions import STAGE, Array, Part, Term
+from parsolve.objectives.step_time import step_time
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Profile
 from parsolve.splits import Layers, Split, Splits, classify
 from parsolve.validation.runs import Run
 
 AXES = ("tp", "pp", "cp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "vpp")
-LINES_BY_METER = {"allocated": ("fragmentation", "outside"), "reserved": ("outside",)}
-"""Lines of the memory breakdown that a meter does not see; any other meter sees the whole device."""
+LINES_BY_METER = {
+    "allocated": ("fragmentation", "outside"),
+    "unknown": ("fragmentation", "outside"),
+    "reserved": ("outside",),
+}
+"""Lines of the memory breakdown that a meter does not see; nvidia-smi (device) sees all. An unknown one is taken for
+torch's allocated bytes, the figure that most training logs print."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """For each run: step time, s; the worst stage's memory, bytes; what the run's own meter would read; usable bytes."""
+    """For each run: step time, s; memory of the worst stage, as the run's meter would read it, and usable, bytes."""
 
     step_s: Array
     memory_bytes: Array
@@ -52,8 +57,26 @@ class Batch:
         return Instance(problem, self.gbs, self.splits)
 
     def step_s(self, p: Instance) -> Array:
-        """Step time of each run."""
-        return np.broadcast_to(np.asarray(total_time(p, self.values), dtype=float), (len(self.runs),))
+        """Step time of each run: the sum of ``step_time``, every term computed once."""
+        known: dict[Term, Any] = {}
+
+        def leaf(part: Part) -> Any:
+            for term in filter(None, (part.term, part.weight)):
+                if term not in known:
+                    known[term] = term(p, self.values)
+            value = known[part.term]
+            return value * known[part.weight] if part.weight else value
+
+        total: Any = np.zeros(len(self.runs))
+        for quantity in step_time(p):
+            leaves = [(part, part.sign * leaf(part)) for part in quantity.parts]
+            worst: Any = None
+            for slot in range(p.splits.slots):
+                here = {**self.values, STAGE: slot}
+                stage = sum(value * (part.count(p, here) if part.count else 1.0) for part, value in leaves)
+                worst = stage if worst is None else np.maximum(worst, stage)
+            total = total + (np.maximum(worst, 0.0) if quantity.at_least_zero else worst)
+        return np.asarray(total, dtype=float)
 
     def memory(self, p: Instance) -> tuple[Array, Array]:
         """Worst stage's total, and the part that the run's meter sees on the stage that was read, bytes."""

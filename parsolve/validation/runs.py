@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from parsolve.presets import gpu_system, load_gpu
 from parsolve.problem import Problem
 from parsolve.profiles import choose_profile, load_profile
 from parsolve.specs import MLA, Cluster, Model, MoE, Network, Profile, Recompute, Workload
-from parsolve.splits import balanced
+from parsolve.splits import Layers, balanced
 from parsolve.validation.cells import Row, Unreadable, moe_layers, nics, number, switch, text, whole
 
 FRAMEWORKS = {"megatron": "megatron", "megatron-deepspeed": "deepspeed", "deepspeed": "deepspeed"}
@@ -103,6 +105,8 @@ def read_runs(
         if not all(_same(text(row, column), value) for column, value in (where or {}).items()):
             continue
         uses = _uses(row)
+        if not text(row, "mbs") or not text(row, "num_heads"):
+            uses -= {"time", "rank"}  # no estimate is due for such a row
         try:
             result.runs.append(_read(row, index, uses, given, problems))
         except Unreadable as reason:
@@ -160,11 +164,15 @@ def _read(
     if not text(row, "vocab"):
         assumed("vocab 51200")
     stack = text(row, "software_family") or "other"
+    if stack == "other":  # no family: a profile of the framework itself, where one is shipped
+        stack = text(row, "framework").lower() or stack
     seq_len = whole(row, "seq_len")
     config = _config(row, cluster, model, assumed)
     options = _options(row, stack, cluster, assumed)
+    if options.get("blocking_launches"):
+        stack += "-blocking"
     chosen = profile or load_profile(choose_profile(stack, cluster.gpu))
-    key = (model, cluster.name, seq_len, tuple(sorted(options.items())), chosen.name)
+    key = (_model_cells(row), cluster.name, seq_len, tuple(sorted(options.items())), chosen.name)
     if key not in problems:
         workload = Workload(seq_len=seq_len, gbs=config.gbs, **options)
         problems[key] = Problem(cluster, model, workload, profile=chosen)
@@ -204,7 +212,7 @@ def _step_time(row: Row, config: Config, cluster: Cluster, seq_len: int) -> floa
 
 # ---- cluster -------------------------------------------------------------------------------------------------
 def _cluster(row: Row, assumed: Callable[[str], None]) -> Cluster:
-    world = whole(row, "num_gpus")
+    world = whole(row, "num_gpus", _smallest_world(row, assumed))
     name = text(row, "gpu")
     if not name:
         raise Unreadable("gpu is not stated")
@@ -213,6 +221,15 @@ def _cluster(row: Row, assumed: Callable[[str], None]) -> Cluster:
     if not fabric and world > per_host:
         assumed("interconnect: the GPU preset's usual machine")
     return _build_cluster(name, world, per_host, fabric)
+
+
+def _smallest_world(row: Row, assumed: Callable[[str], None]) -> int | None:
+    """GPUs of a row that states none: the stated dp, else one, times tp*pp*cp, wide enough for the experts."""
+    if text(row, "num_gpus"):
+        return None
+    ranks = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1) * whole(row, "dp", 1)
+    assumed("num_gpus: the smallest world that holds the layout")
+    return math.lcm(ranks, whole(row, "ep", 1) * whole(row, "pp", 1))
 
 
 @cache
@@ -248,8 +265,12 @@ MODEL_COLUMNS = (
 )
 
 
+def _model_cells(row: Row) -> tuple[str, ...]:
+    return tuple(text(row, name) for name in MODEL_COLUMNS)
+
+
 def _model(row: Row) -> Model:
-    return _build_model(tuple(text(row, name) for name in MODEL_COLUMNS))
+    return _build_model(_model_cells(row))
 
 
 @cache
@@ -316,10 +337,17 @@ def _options(row: Row, stack: str, cluster: Cluster, assumed: Callable[[str], No
         "sequence_parallel": switch(row, "sequence_parallel"),
         "attention_kernel": KERNELS.get(kernel, "flash2"),
     }
+    if stack == "megatron" and text(row, "framework") == "AA-Scaling":
+        options["gradient_bytes"] = 2
+        options["parallel_loss"] = False
+        assumed("16-bit gradients, and logits gathered for the loss: else other layouts would have fitted than did")
     if text(row, "fused_norm"):
         options["fused_norm"] = switch(row, "fused_norm")
     if "CUDA_LAUNCH_BLOCKING=1" in notes:
         options["blocking_launches"] = True
+    group = re.search(r"\bzero1=(\d+)", notes)
+    if group:
+        options["optimizer_shards"] = int(group[1])
     if "no comm overlap" in notes:
         options["overlap"] = False
     return options
@@ -362,9 +390,36 @@ def _config(row: Row, cluster: Cluster, model: Model, assumed: Callable[[str], N
         grad_acc=grad_acc,
         dp=dp,
         edp=world // (ep * etp * pp),
-        layers_per_stage=balanced(model.num_layers, pp, vpp),
+        layers_per_stage=_cut(row, model, pp, vpp, assumed),
         sequence_parallel=switch(row, "sequence_parallel"),
     )
+
+
+def _cut(row: Row, model: Model, pp: int, vpp: int, assumed: Callable[[str], None]) -> Layers:
+    """Layers per stage: chunks of equal size, the fuller ones first; AA-Scaling cuts by parameters."""
+    if text(row, "framework") != "AA-Scaling" or vpp > 1 or pp == 1:
+        return balanced(model.num_layers, pp, vpp)
+    assumed("stages of equal parameters, embedding and output layer included: pp that does not divide the layers ran")
+    matrix = model.vocab_size * model.hidden_size
+    return tuple((n,) for n in balanced_by_parameters(model.num_layers, model.dense_layer_params, matrix, matrix, pp))
+
+
+def balanced_by_parameters(layers: int, layer: int, first: int, last: int, pp: int) -> list[int]:
+    """Layer counts of ``pp`` stages with the least largest number of parameters, the fuller stages first.
+
+    ``first`` and ``last`` are parameters that the end stages hold beside their layers of ``layer`` parameters each.
+    """
+    spare = [first / layer, *[0.0] * (pp - 2), last / layer]
+    for most in range(1, layers + 1):
+        for tenth in range(10):
+            room = [max(0, int(most + tenth / 10 - extra)) for extra in spare]
+            if sum(room) >= layers:
+                over = sum(room) - layers
+                for stage in range(pp - 1, -1, -1):  # the last stages give way
+                    take = min(over, max(0, room[stage] - 1))
+                    room[stage], over = room[stage] - take, over - take
+                return room
+    return [layers, *[0] * (pp - 1)]
 
 
 def _zero(row: Row, assumed: Callable[[str], None]) -> int:
