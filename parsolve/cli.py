@@ -22,6 +22,8 @@ COMMANDS = {
     "solve": "parsolve.commands.solve",
     "check": "parsolve.commands.check",
     "render": "parsolve.commands.render",
+    "validate": "parsolve.commands.validate",
+    "calibrate": "parsolve.commands.calibrate",
     "gpus": "parsolve.commands.gpus",
     "models": "parsolve.commands.models",
     "clusters": "parsolve.commands.clusters",

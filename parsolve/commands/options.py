@@ -143,7 +143,7 @@ PROBLEM = apply(
         help="Divide token-wise work over tensor-parallel ranks.  [default: the framework's]",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
-    click.option("--profile", default="default", metavar="NAME|FILE", help="Efficiency constants."),
+    click.option("--profile", metavar="NAME|FILE", help="Efficiency constants.  [default: by framework and GPU]"),
     click.option("--text-only", is_flag=True, help="Of a multimodal config.json, plan the language model only."),
 )
 RESTRICTIONS = apply(
