@@ -10,6 +10,7 @@ import numpy as np
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
+from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Split, Splits, enumerate_splits
 
 MAX_MICRO_BATCH = 64
@@ -82,8 +83,8 @@ def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> S
     """The layer cuts that the framework offers for these pipeline shapes."""
     layers = problem.model.num_layers
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers and (b == 1 or a > 1)]
-    megatron = problem.workload.framework == "megatron"
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=megatron)
+    uneven = problem.workload.framework in (*MEGATRON_LIKE, "torchtitan")
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
     if problem.workload.framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
     return Splits(problem.model.layer_is_moe, cuts)

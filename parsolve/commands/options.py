@@ -20,12 +20,12 @@ else:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FRAMEWORKS = ("megatron", "deepspeed", "generic")
+FRAMEWORKS = ("megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic")
 PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
-    *("precision", "optimizer", "sequence_parallel", "memory_reserve"),
+    *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens"),
 )
 
 
@@ -143,6 +143,7 @@ PROBLEM = apply(
         help="Divide token-wise work over tensor-parallel ranks.  [default: the framework's]",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
+    click.option("--train-tokens", type=TOKENS, help="Token budget of the run: 2T; sets the steps in launch lines."),
     click.option("--profile", default="default", metavar="NAME|FILE", help="Efficiency constants."),
     click.option("--text-only", is_flag=True, help="Of a multimodal config.json, plan the language model only."),
 )

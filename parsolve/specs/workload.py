@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from parsolve.specs.base import Bytes, Count, Spec
 
-Framework = Literal["megatron", "deepspeed", "generic"]
+Framework = Literal["megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic"]
+MEGATRON_LIKE = ("megatron", "nemo")
+"""Frameworks on Megatron-Core: one set of rules, two spellings."""
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
 
@@ -28,6 +30,7 @@ class Workload(Spec):
     Exactly one of ``gbs`` (sequences) and ``gbs_tokens`` (tokens) is given. A token target is met by the smallest
     reachable batch at or above it; ``gbs_tolerance`` (a fraction) allows any batch within the band around the target.
     ``sequence_parallel`` None means the framework's default. ``memory_reserve`` is taken off every GPU.
+    ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
     seq_len: Count
@@ -41,6 +44,7 @@ class Workload(Spec):
     recompute: tuple[Recompute, ...] = tuple(Recompute)
     sequence_parallel: bool | None = None
     memory_reserve: Bytes = 0
+    train_tokens: Count | None = None
 
     @model_validator(mode="after")
     def _one_batch(self) -> Workload:
