@@ -1,7 +1,7 @@
 """torchtitan's own configuration, mesh, model and pipeline cut over printed lines.
 
-``TORCHTITAN=folder python check_torchtitan.py < plans``. Real: the parser, every configuration's checks, ParallelDims and
-its mesh on torch's fake process group, the model's own checks and its parameters on the meta device.
+``TORCHTITAN=folder python check_torchtitan.py < plans``. Real: the parser, every configuration's checks, ParallelDims
+and its mesh on torch's fake process group, the model's own checks and its parameters on the meta device.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] not in self.names:
+        if not any(name == own or name.startswith(own + ".") for own in self.names):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -53,6 +53,31 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def pretend_packages(*names: str) -> None:
     """Let these packages import as modules that have every name."""
     sys.meta_path.append(_Finder(names))
+
+
+def pretend_engine() -> None:
+    """Transformer Engine by its version and optimizer alone, so that Megatron-LM builds its own layers."""
+    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers"):
+        module = types.ModuleType(name)
+        module.__path__ = []
+        module.__version__ = TRANSFORMER_ENGINE  # type: ignore[attr-defined]
+        sys.modules[name] = module
+    module.FusedAdam = _Adam  # type: ignore[attr-defined]
+
+
+class _Adam:
+    """The parameters of FusedAdam that Megatron-LM looks for."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        master_weight_dtype: Any = None,
+        exp_avg_dtype: Any = None,
+        exp_avg_sq_dtype: Any = None,
+        use_decoupled_grad: bool = False,
+    ) -> None:
+        pass
 
 
 def pretend_gpu(capability: float) -> None:

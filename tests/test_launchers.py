@@ -12,7 +12,7 @@ from launch_problems import config, model, problem
 
 from parsolve.errors import NotExpressibleError, UnknownNameError
 from parsolve.launchers import LAUNCHERS, launch
-from parsolve.render.launch import script
+from parsolve.render.launch import script, slurm_script
 
 
 def test_registry() -> None:
@@ -77,6 +77,21 @@ def test_scripts_with_files_stay_inert(name: str, launcher: str, tmp_path: Path)
     program = "torchrun() { :; }; deepspeed() { :; }; accelerate() { :; }\n" + text
     subprocess.run(["bash", "-euc", program], cwd=tmp_path, capture_output=True, check=True)
     assert {path.name for path in tmp_path.iterdir()} == set(launch(launcher, p, config(p, zero=2)).files)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "accelerate", "nemo"])
+def test_slurm_scripts_start_the_same_command(name: str, launcher: str, tmp_path: Path) -> None:
+    p = problem(model(name=name), framework=launcher)
+    made = launch(launcher, p, config(p, zero=2))
+    text = slurm_script(made, f"plan for {name}", 2, 8)
+    assert text.startswith("#!/bin/bash\n#SBATCH --nodes=2\n")
+    stand_in = 'torchrun() { printf "%s\\0" "$@"; }; accelerate() { torchrun "$@"; }; export -f torchrun accelerate\n'
+    slurm = 'scontrol() { echo host0; }; srun() { "$@"; }; export SLURM_JOB_NODELIST=x SLURM_NODEID=0\n'
+    shell = ["bash", "-euc", stand_in + slurm + text]
+    words = subprocess.run(shell, cwd=tmp_path, capture_output=True, check=True, text=True).stdout
+    assert words.split("\0")[:-1] == made.command({})[0][1:]
+    assert {path.name for path in tmp_path.iterdir()} == set(made.files)
 
 
 def test_command_for_subprocess() -> None:

@@ -18,10 +18,10 @@ SCRIPT = "launch.sh"
 SLURM_SCRIPT = "launch.sbatch"
 
 
-def write_launch(launch: Launch, about: str, output: Output, hosts: int | None = None) -> None:
+def write_launch(launch: Launch, about: str, output: Output, place: tuple[int, int] | None = None) -> None:
     """To stdout or a file; several files go into the folder that -o names.
 
-    ``hosts``: write a Slurm batch script for so many nodes.
+    ``place``: write a Slurm batch script for so many hosts with so many processes each.
 
     Raises
     ------
@@ -32,16 +32,16 @@ def write_launch(launch: Launch, about: str, output: Output, hosts: int | None =
         if len(launch.files) > 1:
             names = ", ".join(map(clean, launch.files))
             raise SpecError(f"the launch has several files ({names}); name a folder for them with -o", "-o")
-        output.emit(script(launch, about) if hosts is None else slurm_script(launch, about, hosts))
+        output.emit(script(launch, about) if place is None else slurm_script(launch, about, *place))
         return
     _make(folder)
     bare = replace(launch, files={})
-    text = script(bare, about) if hosts is None else slurm_script(bare, about, hosts)
-    main = SCRIPT if hosts is None else SLURM_SCRIPT
-    for name, text in {**launch.files, main: text}.items():
+    text = script(bare, about) if place is None else slurm_script(bare, about, *place)
+    main = SCRIPT if place is None else SLURM_SCRIPT
+    for name, content in {**launch.files, main: text}.items():
         if Path(name).name != name:
             raise SpecError(f"the launcher's file name {name!r} leaves the folder", f"-o {folder}")
-        write_file(folder / name, text.rstrip("\n") + "\n")
+        write_file(folder / name, content.rstrip("\n") + "\n")
     output.note("written", f"{', '.join([main, *launch.files])} in {folder}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parsolve.commands.output import Output
-from parsolve.errors import NotExpressibleError
+from parsolve.errors import NotExpressibleError, SpecError
 from parsolve.render import words
 from parsolve.render.text import seconds
 
@@ -81,15 +81,17 @@ def _launch(
         raise NotExpressibleError(f"{about}: {error}{f'; {mend}' if mend else ''}") from None
     name, step = data["problem"]["model"]["name"], plan["estimate"]["step_time_s"] if plan["estimate"] else None
     about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {words.config_text(plan['config'])}"
-    cluster = data["problem"]["cluster"]
-    gpus = cluster["domains"] * cluster["gpus_per_domain"]
-    hosts = max(1, gpus // _processes(made, gpus)) if slurm else None
-    write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, hosts)
+    place = _place(data) if slurm else None
+    if slurm and output.format == "deepspeed":
+        raise SpecError(
+            "DeepSpeed's launcher reaches the hosts by ssh from one of them: run its command there", "--slurm"
+        )
+    write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, place)
 
 
-def _processes(made: Launch, gpus: int) -> int:
-    """Processes per host on the line, else all of them."""
-    for option in ("--nproc-per-node", "--num_gpus"):
-        if option in made.argv:
-            return int(made.argv[made.argv.index(option) + 1])
-    return gpus
+def _place(data: Mapping[str, Any]) -> tuple[int, int]:
+    """Hosts, and processes on each."""
+    from parsolve.specs import Cluster
+
+    cluster = Cluster.read(data["problem"]["cluster"], "problem.cluster")
+    return cluster.hosts, cluster.processes_per_host

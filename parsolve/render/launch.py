@@ -19,7 +19,7 @@ def script(launch: Launch, about: str) -> str:
     return "\n".join([*lines, launch.script()]) + "\n"
 
 
-def slurm_script(launch: Launch, about: str, hosts: int) -> str:
+def slurm_script(launch: Launch, about: str, hosts: int, processes: int) -> str:
     """An sbatch script: files once on the first node, then the command once on every node.
 
     Each node runs the same line, which finds its peers by MASTER_ADDR; the command is handed to ``srun bash`` as text.
@@ -28,7 +28,7 @@ def slurm_script(launch: Launch, about: str, hosts: int) -> str:
         "#!/bin/bash",
         f"#SBATCH --nodes={hosts}",
         "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --gpus-per-node=" + _gpus_per_host(launch),
+        f"#SBATCH --gpus-per-node={processes}",
         "#SBATCH --exclusive",
         "#SBATCH --job-name=parsolve",
         "set -euo pipefail",
@@ -40,13 +40,6 @@ def slurm_script(launch: Launch, about: str, hosts: int) -> str:
     word = _delimiter(command)
     run = [f"srun bash -c \"$(cat <<'{word}'", 'export MACHINE_RANK="$SLURM_NODEID"', command, word, ')"']
     return "\n".join([*head, before, address, *run]) + "\n"
-
-
-def _gpus_per_host(launch: Launch) -> str:
-    for option in ("--nproc-per-node", "--num_gpus"):
-        if option in launch.argv:
-            return launch.argv[launch.argv.index(option) + 1]
-    return "${GPUS_PER_NODE:-8}"
 
 
 def _delimiter(text: str) -> str:
