@@ -18,13 +18,13 @@ from packaging.version import Version
 
 sys.path.insert(0, os.environ["MEGATRON"])
 stubs.newer_typing()
-stubs.pretend_engine()
 arguments = importlib.import_module("megatron.training.arguments")
 training = importlib.import_module("megatron.training.training")
 groups = importlib.import_module("megatron.core.parallel_state")
 utilities = importlib.import_module("megatron.core.utils")
 block = importlib.import_module("megatron.core.transformer.transformer_block")
 microbatches = importlib.import_module("megatron.core.num_microbatches_calculator")
+stubs.pretend_engine()  # after the imports, which would else look for its layers
 utilities._te_version = Version(stubs.TRANSFORMER_ENGINE)
 for module, prefix in (
     ("megatron.core.models.common.embeddings.rope_utils", "fused_apply_rotary"),

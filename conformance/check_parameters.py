@@ -20,6 +20,7 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     """Build all chunks of every pipeline rank and count."""
     args = real.parse(plan)
     torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.Stream = lambda *a, **k: None
     args.transformer_impl, args.moe_grouped_gemm = "local", False
     args.context_parallel_size = 1
     real.make_groups(args)

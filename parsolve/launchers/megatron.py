@@ -130,7 +130,8 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
         args.add("--account-for-loss-in-pipeline-split")
     if kind == "first-last":
         args.add("--decoder-first-pipeline-num-layers", sum(layers[0]))
-        args.add("--decoder-last-pipeline-num-layers", sum(layers[-1]))
+        if config.pp > 2:  # of two ranks the other is what is left: with both, Megatron-LM divides by no middle stages
+            args.add("--decoder-last-pipeline-num-layers", sum(layers[-1]))
     if config.vpp > 1 and kind == "even":
         args.add("--num-layers-per-virtual-pipeline-stage", layers[0][0])
     elif config.vpp > 1:

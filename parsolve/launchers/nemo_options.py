@@ -29,7 +29,6 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--log-interval": ("logger.log_interval",),
     "--lr": ("optimizer.lr",),
     "--lr-decay-style": ("scheduler.lr_decay_style",),
-    "--max-position-embeddings": ("model.max_position_embeddings",),
     "--micro-batch-size": ("train.micro_batch_size",),
     "--min-lr": ("optimizer.min_lr",),
     "--moe-aux-loss-coeff": ("model.moe_aux_loss_coeff",),
@@ -88,7 +87,7 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
     "--multi-latent-attention": {"model.multi_latent_attention": "true"},
     "--no-bias-dropout-fusion": {"model.bias_dropout_fusion": "false"},
     "--no-bias-gelu-fusion": {"model.bias_activation_fusion": "false"},
-    "--no-create-attention-mask-in-dataloader": {"dataset.skip_getting_attention_mask_from_dataset": "true"},
+    "--no-create-attention-mask-in-dataloader": {"dataset.create_attention_mask": "false"},
     "--no-gradient-accumulation-fusion": {"model.gradient_accumulation_fusion": "false"},
     "--no-rope-fusion": {"model.apply_rope_fusion": "false"},
     "--overlap-grad-reduce": {"ddp.overlap_grad_reduce": "true"},
@@ -108,6 +107,7 @@ FLAGS: Mapping[str, Mapping[str, str]] = {
 """Options without a value: the fields and what they become."""
 
 SILENT = (
+    "--max-position-embeddings",
     "--bf16",
     "--fp16",
     "--fp8-format",
@@ -117,4 +117,5 @@ SILENT = (
     "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank",
 )
-"""Said by other means: precision by its name, query groups by their number, data by the recipe, chunks by vpp."""
+"""Said by other means: precision by its name, query groups by their number, data by the recipe, chunks by vpp, positions by
+the sequence length."""
