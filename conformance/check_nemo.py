@@ -1,7 +1,7 @@
 """Megatron-Bridge's own recipe, override grammar and validation over printed lines.
 
 ``BRIDGE=folder MEGATRON=folder python check_nemo.py < plans``. Real: the recipe without latent attention, Hydra's
-parser, ConfigContainer.validate with Megatron-Core's configurations. The recipe of latent attention needs the hub, so that a
+parser, ConfigContainer.validate with Megatron-Core's configurations. The recipe of latent attention needs the hub: a
 provider of the same class with Megatron-Bridge's defaults stands in for it.
 """
 

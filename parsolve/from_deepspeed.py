@@ -145,9 +145,7 @@ def _notes(data: dict[str, Any], zero: dict[str, Any]) -> list[str]:
     notes = []
     odd = sorted(key for key in data if key not in known and not key.startswith("_"))
     if odd:
-        notes.append(
-            f"not understood, so not part of the estimate (and ignored by DeepSpeed, if it has no such key): {', '.join(odd)}"
-        )
+        notes.append(f"not understood, so not part of the estimate (DeepSpeed ignores keys it lacks): {', '.join(odd)}")
     if not _on(data, "bf16", "bfloat16", "fp16"):
         notes.append("neither bf16 nor fp16 is enabled: the file trains in fp32, the estimate is for bf16")
     offloads = [name for name in OFFLOADS if zero.get(name) and zero[name] != {"device": "none"}]

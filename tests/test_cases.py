@@ -1,4 +1,4 @@
-"""Situations that practitioners met: what is legal, how inputs are read, what lines come out. Figures from public threads."""
+"""Situations that practitioners met: what is legal, how inputs are read, what lines come out."""
 
 from __future__ import annotations
 

@@ -117,5 +117,5 @@ SILENT = (
     "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank",
 )
-"""Said by other means: precision by its name, query groups by their number, data by the recipe, chunks by vpp, positions by
-the sequence length."""
+"""Said by other means: precision by its name, query groups by their number, data by the recipe, chunks by vpp,
+positions by the sequence length."""
