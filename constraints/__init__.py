@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from parsolve.constraints import batch, context, expert, framework, memory, pipeline, tensor, warnings, world, zero
+from parsolve.constraints import batch, context, expert, framework, fsdp, memory, pipeline, tensor, warnings, world
+from parsolve.constraints import zero as zero_stages
 from parsolve.functions import Limit, Rule, Warning_
 
 RULES: tuple[Rule, ...] = (*world.RULES, *batch.RULES, *tensor.RULES, *context.RULES, *expert.RULES)
-RULES = (*RULES, *pipeline.RULES, *zero.RULES, *framework.RULES)
+RULES = (*RULES, *pipeline.RULES, *zero_stages.RULES, *framework.RULES, *fsdp.RULES)
 LIMITS: tuple[Limit, ...] = memory.LIMITS
 WARNINGS: tuple[Warning_, ...] = warnings.WARNINGS

@@ -8,11 +8,12 @@ import numpy as np
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs.workload import MEGATRON_LIKE
 
 
 @rule(
     "cp={cp}: the sequence length {p.seq_len} is not a multiple of 2*cp, as balanced causal chunks need",
-    frameworks=("megatron",),
+    frameworks=(*MEGATRON_LIKE, "torchtitan"),
     source="Megatron-LM arguments.py: seq_length % (2*cp) == 0",
 )
 def balanced_chunks(p: Instance, *, cp: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs.workload import MEGATRON_LIKE
 
 
 @rule(
@@ -48,7 +49,7 @@ def expert_width(p: Instance, *, etp: Any) -> Any:
 
 @rule(
     "etp={etp}: experts with linear biases need etp=1",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="Megatron-Core transformer_config.py: MoE with add_bias_linear needs expert tensor parallel size 1",
 )
 def expert_bias(p: Instance, *, etp: Any) -> Any:

@@ -9,9 +9,11 @@ import numpy as np
 from parsolve.functions import rule
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Model, Recompute
+from parsolve.specs.workload import MEGATRON_LIKE
 
 
-def _first(reasons: list[tuple[bool, str]]) -> str | None:
+def first_reason(reasons: list[tuple[bool, str]]) -> str | None:
+    """The text beside the first true flag."""
     return next((what for holds, what in reasons if holds), None)
 
 
@@ -20,7 +22,7 @@ def megatron_lm_gap(model: Model) -> str | None:
 
     Source: megatron/training/arguments.py; megatron/core/transformer.
     """
-    return _first(
+    return first_reason(
         [
             (model.position == "alibi", "ALiBi positions"),
             (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
@@ -55,7 +57,7 @@ def megatron_deepspeed_gap(problem: Problem) -> str | None:
             (moe.router_score != "softmax", f"{moe.router_score} routing"),
             (moe.num_groups is not None, "node-limited routing"),
         ]
-    return _first(reasons)
+    return first_reason(reasons)
 
 
 @rule(
@@ -93,7 +95,7 @@ def deepspeed_precision(p: Instance) -> Any:
 
 @rule(
     "zero={zero}: Megatron-LM's distributed optimizer has no {p.workload.optimizer}; use zero=0 or adam",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="megatron/core/optimizer/distrib_optimizer.py: Adam only",
 )
 def sharded_optimizer(p: Instance, *, zero: Any) -> Any:
@@ -103,7 +105,7 @@ def sharded_optimizer(p: Instance, *, zero: Any) -> Any:
 
 @rule(
     "cp={cp} needs fused attention, which {p.cluster.gpu.name} lacks: use cp=1",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="Transformer Engine: context parallelism is part of its fused attention (compute capability 8.0)",
 )
 def context_needs_fused_attention(p: Instance, *, cp: Any) -> Any:
@@ -113,7 +115,7 @@ def context_needs_fused_attention(p: Instance, *, cp: Any) -> Any:
 
 @rule(
     "cp={cp} with attention sinks exchanges whole heads: it must divide the heads of a tp={tp} rank",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="Transformer Engine: sinks with context parallelism only all-to-all",
 )
 def sinks_exchange_heads(p: Instance, *, cp: Any, tp: Any) -> Any:

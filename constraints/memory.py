@@ -13,6 +13,7 @@ from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
 from parsolve.objectives.optimizer_step import sharing
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
+from parsolve.specs.workload import MEGATRON_LIKE
 
 WEIGHT_BYTES = 2.0
 FUSED_NORM_BYTES, UNFUSED_NORM_BYTES = 4.0, 10.0
@@ -36,7 +37,7 @@ def _bytes_per_parameter(p: Instance, zero: Any, shards: Any) -> tuple[Any, Any,
     ZeRO-1 shards the optimizer, 2 also gradients, 3 also weights. Source: Rajbhandari et al. 2020.
     """
     one = np.ones_like(shards, dtype=float)
-    cached = p.workload.precision == "fp8" and p.framework == "megatron"
+    cached = p.workload.precision == "fp8" and p.framework in MEGATRON_LIKE
     weights = WEIGHT_BYTES + (FP8_WEIGHT_BYTES if cached else 0.0)
     return (
         weights / np.where(zero >= 3, shards, one),

@@ -8,6 +8,7 @@ import numpy as np
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs.workload import MEGATRON_LIKE
 
 LAYOUT_SINCE = (0, 13)
 
@@ -46,10 +47,10 @@ def layers_divide(p: Instance, *, split: Any) -> Any:
     """A cut that the launcher can spell: even, or one of its uneven forms.
 
     Megatron-LM: first/last layer counts, embedding or loss counted as a layer, from 0.13 on any layout string.
-    DeepSpeed: even. Generic: even, else balanced. Source: transformer_config.py, pipeline_parallel_layer_layout.py.
+    DeepSpeed: even. Others: any. Source: transformer_config.py, pipeline_parallel_layer_layout.py.
     """
-    if p.framework == "megatron":
-        return (p.splits.kinds[split] != "layout") | (p.version >= LAYOUT_SINCE)
+    if p.framework in MEGATRON_LIKE:
+        return (p.splits.kinds[split] != "layout") | (p.megatron_core >= LAYOUT_SINCE)
     if p.framework == "deepspeed":
         return p.splits.kinds[split] == "even"
     return p.splits.pp[split] > 0

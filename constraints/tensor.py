@@ -8,6 +8,7 @@ import numpy as np
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs.workload import MEGATRON_LIKE
 
 
 @rule(
@@ -22,7 +23,7 @@ def attention_heads(p: Instance, *, tp: Any) -> Any:
 @rule(
     "tp={tp} does not suit the {p.model.num_kv_heads} key/value heads: it must divide them"
     " (from Megatron-Core 0.16 on it may also be a multiple of them)",
-    frameworks=("megatron", "deepspeed"),
+    frameworks=(*MEGATRON_LIKE, "deepspeed", "torchtitan"),
     source="Megatron-Core transformer_config.py; attention.py",
 )
 def kv_heads(p: Instance, *, tp: Any) -> Any:
@@ -30,7 +31,7 @@ def kv_heads(p: Instance, *, tp: Any) -> Any:
     if p.model.mla is not None:
         return tp > 0
     divides = p.model.num_kv_heads % tp == 0
-    if p.framework == "megatron" and p.version >= (0, 16):
+    if p.megatron_core >= (0, 16):
         return divides | (tp % p.model.num_kv_heads == 0)
     return divides
 
@@ -78,7 +79,7 @@ def sequence_shards(p: Instance, *, tp: Any, cp: Any) -> Any:
 
 @rule(
     "tp={tp} with experts needs sequence parallelism: drop --no-sequence-parallel or use tp=1",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="Megatron-Core moe_layer.py: MoE training with tp > 1 and no sequence parallelism raises",
 )
 def moe_sequence_parallel(p: Instance, *, tp: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs.workload import MEGATRON_LIKE
 
 
 @rule("zero={zero} is not a ZeRO stage; 0, 1, 2 and 3 are")
@@ -42,7 +43,7 @@ def zero_with_experts(p: Instance, *, zero: Any) -> Any:
 
 @rule(
     "zero={zero} is Megatron-FSDP, which this plan does not combine with pp={pp}: use zero <= 1 or pp=1",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="per-microbatch gathers repeat on every stage; Megatron-LM ships FSDP recipes without a pipeline",
 )
 def fsdp_with_pipeline(p: Instance, *, zero: Any, pp: Any) -> Any:
@@ -53,12 +54,12 @@ def fsdp_with_pipeline(p: Instance, *, zero: Any, pp: Any) -> Any:
 @rule(
     "zero={zero} is Megatron-FSDP, which parsolve spells from Megatron-LM 0.14 on, not for "
     "{p.problem.framework_version}: use zero <= 1",
-    frameworks=("megatron",),
+    frameworks=MEGATRON_LIKE,
     source="Megatron-LM: --use-megatron-fsdp and the fsdp_dtensor checkpoint format exist from 0.14 on",
 )
 def fsdp_since(p: Instance, *, zero: Any) -> Any:
     """Megatron-FSDP under its present name exists from 0.14 on."""
-    return (zero <= 1) | (p.version >= (0, 14))
+    return (zero <= 1) | (p.megatron_core >= (0, 14))
 
 
 RULES = (zero_stage, zero_needs_shards, zero_with_pipeline, zero_with_experts, fsdp_with_pipeline, fsdp_since)

@@ -52,7 +52,10 @@ def _shapes(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
 
 def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: Recompute, gbs: int) -> Config | None:
     world = problem.cluster.num_gpus
-    etp = 1 if problem.model.moe and problem.workload.framework != "deepspeed" else tp
+    framework = problem.workload.framework
+    divided = framework == "deepspeed" or (framework == "torchtitan" and ep == 1)
+    etp = 1 if problem.model.moe and not divided else tp
+    stage = 3 if framework in ("torchtitan", "accelerate") and pp == 1 else 1
     if world % (tp * cp * pp) or world % (ep * etp * pp):
         return None
     dp, edp = world // (tp * cp * pp), world // (ep * etp * pp)
@@ -70,7 +73,7 @@ def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: R
                 ep=ep,
                 etp=etp,
                 vpp=vpp,
-                zero=1 if dp * cp > 1 or edp > 1 else 0,
+                zero=stage if dp * cp > 1 or edp > 1 else 0,
                 recompute=recompute,
                 mbs=1,
                 grad_acc=microbatches,

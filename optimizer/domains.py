@@ -11,6 +11,7 @@ import numpy as np
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
+from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Split, Splits, enumerate_splits
 
 MAX_MICRO_BATCH = 64
@@ -88,7 +89,8 @@ def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> S
 def _split_list(layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers and (b == 1 or a > 1)]
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=framework == "megatron")
+    uneven = framework in (*MEGATRON_LIKE, "torchtitan")
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
     if framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
     return Splits(layer_is_moe, cuts)

@@ -89,11 +89,11 @@ def check(problem: Problem, config: ConfigLike) -> list[Violation]:
     return found
 
 
-def check_result(problem: Problem, config: ConfigLike) -> Result:
-    """``check`` as a Result with one plan, status legal or illegal."""
+def check_result(problem: Problem, config: ConfigLike, more: Iterable[Violation] = ()) -> Result:
+    """``check`` as a Result with one plan, status legal or illegal; ``more`` are faults found elsewhere."""
     from dataclasses import replace
 
-    found = tuple(check(problem, config))
+    found = (*check(problem, config), *more)
     plan = replace(make_plan(problem, parse_config(config, problem)[0]), violations=found)
     return Result(problem, "illegal" if found else "legal", (plan,), assumptions(problem))
 

@@ -13,13 +13,23 @@ from typing import Any
 from parsolve.errors import SpecError, UnknownNameError
 from parsolve.functions import Limit, Rule, Term
 from parsolve.specs import Cluster, Model, Profile, Workload
+from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Layers, Splits
 
-DEFAULT_VERSIONS = {"megatron": "0.19", "deepspeed": "0.19", "generic": ""}
+DEFAULT_VERSIONS = {
+    "megatron": "0.19",
+    "deepspeed": "0.19",
+    "torchtitan": "0.3",
+    "accelerate": "1.15",
+    "nemo": "0.6",
+    "generic": "",
+}
 TARGET_OVERSHOOT = 0.25
 """A token target may be exceeded by at most this share (grids rarely meet it exactly)."""
 Goal = tuple[tuple[float, str], ...]
 STEP_TIME: Goal = ((1.0, "step_time"),)
+NEMO_MEGATRON_CORE = (0, 19)
+"""The Megatron-Core whose rules Megatron-Bridge follows."""
 OLDEST_MEGATRON, NEWEST_MEGATRON = (0, 12), (0, 20)
 
 
@@ -189,12 +199,19 @@ class Instance:
         splits = self.splits.with_cut(layers)
         return self if splits is self.splits else Instance(self.problem, self.gbs, splits)
 
+    @property
+    def megatron_core(self) -> tuple[int, ...]:
+        """Version of Megatron-Core in force, (0, 0) where none is."""
+        if self.framework == "nemo":
+            return NEMO_MEGATRON_CORE
+        return self.version if self.framework == "megatron" else (0, 0)
+
     @cached_property
     def sequence_parallel(self) -> bool:
         """Whether tp > 1 comes with sequence parallelism."""
         if self.workload.sequence_parallel is not None:
             return self.workload.sequence_parallel
-        return self.framework != "deepspeed"
+        return self.framework not in ("deepspeed", "accelerate")
 
     @cached_property
     def matmul_peak(self) -> float:
@@ -230,12 +247,14 @@ class Instance:
 
     @cached_property
     def gradient_bytes(self) -> float:
-        """Bytes per gradient element held: as given, the stack's, else 4 for Megatron (2 in fp16), 2 for others."""
+        """Bytes per gradient element held: as given, the stack's, else fp32 for FSDP and Megatron's bf16, else 2."""
         if self.workload.gradient_bytes is not None:
             return float(self.workload.gradient_bytes)
         if self.profile.gradient_bytes is not None:
             return self.profile.gradient_bytes
-        return 4.0 if self.framework == "megatron" and self.workload.precision != "fp16" else 2.0
+        if self.framework in ("torchtitan", "accelerate"):
+            return 4.0
+        return 4.0 if self.framework in MEGATRON_LIKE and self.workload.precision != "fp16" else 2.0
 
     @cached_property
     def reduction_bytes(self) -> float:

@@ -14,7 +14,14 @@ from parsolve.specs import Gpu, Profile
 
 GENERATIONS = ((7.0, "volta"), (8.0, "ampere"), (9.0, "hopper"), (10.0, "blackwell"), (13.0, "later"))
 """Lowest CUDA compute capability of a hardware family; a card between two belongs to the lower one."""
-STACKS = {"megatron": "megatron", "deepspeed": "megatron-deepspeed", "generic": "generic"}
+STACKS = {
+    "megatron": "megatron",
+    "nemo": "megatron",
+    "deepspeed": "megatron-deepspeed",
+    "torchtitan": "fsdp",
+    "accelerate": "fsdp",
+    "generic": "generic",
+}
 """Framework of a workload and the software stack whose constants stand for it."""
 
 

@@ -72,7 +72,7 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
 
 def _default_sequence_parallel(problem: Problem) -> bool:
     given = problem.workload.sequence_parallel
-    return problem.workload.framework != "deepspeed" if given is None else given
+    return problem.workload.framework not in ("deepspeed", "accelerate") if given is None else given
 
 
 def _as_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _as_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def _layers(given: Any, problem: Problem, pp: int, vpp: int, vpp_given: bool, where: str) -> tuple[Layers, int, bool]:
     num_layers = problem.model.num_layers
     if given is None:
-        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework == "generic"
+        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework in ("generic", "torchtitan")
         return balanced(num_layers, pp, vpp), vpp, divides
     key = f"{where}: layers_per_stage"
     if isinstance(given, str):

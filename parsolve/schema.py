@@ -117,6 +117,8 @@ ESTIMATE = _object(
     },
     about="Times in s, memory in bytes.",
 )
+LAUNCH: Schema = {**_object({"command": TEXT}), "properties": {"command": TEXT, "config": {"type": "object"}}}
+LAUNCH["properties"]["files"] = {"type": "object", "additionalProperties": TEXT}
 PLAN = _object(
     {
         "rank": SIZE,
@@ -126,7 +128,7 @@ PLAN = _object(
         "relative": NUMBER,
         "limited_by": _or_null(TEXT),
         "warnings": _list(_ref("note")),
-        "args": _map(_or_null(TEXT, _object({"command": TEXT, "config": {"type": "object"}}))),
+        "args": _map(_or_null(TEXT, LAUNCH)),
         "not_expressible": _map(TEXT),
     }
 )

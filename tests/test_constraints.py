@@ -9,7 +9,6 @@ import pytest
 import parsolve
 from parsolve import Problem
 from parsolve.constraints import RULES
-from parsolve.problem import replace_workload
 
 
 def broken(problem: Problem, config: str | dict[str, Any]) -> set[str]:
@@ -39,8 +38,9 @@ def moe(**options: Any) -> Problem:
 
 
 GQA = {"num_heads": 64, "num_kv_heads": 2, "hidden_size": 8192}
-CASES: list[tuple[str, Problem, str, str]] = [
-    # rule, problem, legal config, illegal config
+TITAN = {"framework": "torchtitan", "model": {"qk_norm": "head"}}
+CASES: list[tuple[str, Problem, str, str | Problem]] = [
+    # rule, problem, legal config, illegal config or a problem in which the legal one is illegal
     ("world_size", dense(), "tp=2,pp=2", "tp=2,pp=2,dp=2"),
     ("expert_world_size", moe(), "tp=2,ep=8,etp=1", "tp=2,ep=8,etp=1,edp=3"),
     ("global_batch", dense(), "mbs=2", "mbs=3"),
@@ -77,7 +77,19 @@ CASES: list[tuple[str, Problem, str, str]] = [
     ("token_target", dense(gbs=None, gbs_tokens=1_000_000), "grad_acc=16", "grad_acc=17"),
     ("zero_alone", moe(model="qwen3-30b-a3b", framework="deepspeed"), "zero=2", "zero=2,tp=2"),
     ("whole_layers", dense(framework="deepspeed"), "recompute=full", "recompute=selective"),
-    ("deepspeed_precision", dense(framework="deepspeed"), "zero=1", "FP8"),
+    ("deepspeed_precision", dense(framework="deepspeed"), "zero=1", dense(framework="deepspeed", precision="fp8")),
+    ("fsdp_stages", dense(framework="torchtitan"), "zero=3", "zero=1"),
+    ("fsdp_stages", dense(framework="torchtitan"), "zero=1,pp=2", "zero=2,pp=2"),
+    ("context_shards", dense(framework="torchtitan"), "zero=2,cp=2", "zero=0,cp=2"),
+    ("borrowed_experts", moe(framework="torchtitan"), "zero=3,tp=2,ep=8,etp=1", "zero=3,tp=2,ep=8,etp=2"),
+    ("experts_in_shards", moe(framework="torchtitan"), "zero=0,tp=4,ep=4,etp=1", "zero=0,tp=4,ep=8,etp=1"),
+    ("tied_pipeline", dense(framework="torchtitan", model={"tied_embeddings": True}), "pp=1", "pp=2"),
+    ("fsdp_recompute", dense(framework="accelerate"), "recompute=full", "recompute=selective"),
+    ("fsdp_precision", dense(framework="torchtitan", precision="fp8"), "zero=3", dense(**TITAN, precision="fp16")),
+    ("fsdp_precision", dense(framework="accelerate"), "zero=3", dense(framework="accelerate", precision="fp8")),
+    ("fsdp_optimizer", dense(framework="torchtitan"), "zero=3", dense(framework="torchtitan", optimizer="sgd")),
+    ("torchtitan_family", dense(**TITAN), "zero=3", dense(framework="torchtitan", model={"qkv_bias": True})),
+    ("data_parallel_alone", dense(framework="accelerate"), "zero=3", "tp=2,zero=3"),
     ("sharded_optimizer", dense(optimizer="sgd"), "zero=0", "zero=1"),
     ("context_needs_fused_attention", dense(cluster="v100-sxm-32gb:2x8", precision="fp16"), "cp=1", "cp=2"),
     ("sinks_exchange_heads", moe(model="gpt-oss-20b"), "tp=1,etp=1,cp=2", "tp=8,etp=1,cp=2"),
@@ -86,11 +98,16 @@ CASES: list[tuple[str, Problem, str, str]] = [
 
 
 @pytest.mark.parametrize(("rule", "problem", "legal", "illegal"), CASES, ids=[case[0] for case in CASES])
-def test_rule(rule: str, problem: Problem, legal: str, illegal: str) -> None:
+def test_rule(rule: str, problem: Problem, legal: str, illegal: str | Problem) -> None:
     assert rule not in broken(problem, legal)
-    if illegal == "FP8":
-        problem, illegal = replace_workload(problem, precision="fp8"), legal
+    if isinstance(illegal, Problem):
+        problem, illegal = illegal, legal
     assert rule in broken(problem, illegal)
+
+
+def test_nemo_keeps_megatrons_rules() -> None:
+    for rule in RULES:
+        assert rule.frameworks is None or ("nemo" in rule.frameworks) == ("megatron" in rule.frameworks), rule.name
 
 
 def test_every_rule_has_a_case() -> None:

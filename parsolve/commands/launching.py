@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parsolve.commands.output import Output, write_file
 from parsolve.errors import SpecError
-from parsolve.render.launch import script
+from parsolve.render.launch import script, slurm_script
 from parsolve.render.text import clean
 
 if TYPE_CHECKING:
     from parsolve.launchers import Launch
 
 SCRIPT = "launch.sh"
+SLURM_SCRIPT = "launch.sbatch"
 
 
-def write_launch(launch: Launch, about: str, output: Output) -> None:
+def write_launch(launch: Launch, about: str, output: Output, place: tuple[int, int] | None = None) -> None:
     """To stdout or a file; several files go into the folder that -o names.
+
+    ``place``: write a Slurm batch script for so many hosts with so many processes each.
 
     Raises
     ------
@@ -28,15 +32,17 @@ def write_launch(launch: Launch, about: str, output: Output) -> None:
         if len(launch.files) > 1:
             names = ", ".join(map(clean, launch.files))
             raise SpecError(f"the launch has several files ({names}); name a folder for them with -o", "-o")
-        output.emit(script(launch, about))
+        output.emit(script(launch, about) if place is None else slurm_script(launch, about, *place))
         return
     _make(folder)
-    lines = [f"# {clean(about)}", *(f"# {clean(note)}" for note in launch.notes), launch.script()]
-    for name, text in {**launch.files, SCRIPT: "\n".join(lines)}.items():
+    bare = replace(launch, files={})
+    text = script(bare, about) if place is None else slurm_script(bare, about, *place)
+    main = SCRIPT if place is None else SLURM_SCRIPT
+    for name, content in {**launch.files, main: text}.items():
         if Path(name).name != name:
             raise SpecError(f"the launcher's file name {name!r} leaves the folder", f"-o {folder}")
-        write_file(folder / name, text.rstrip("\n") + "\n")
-    output.note("written", f"{', '.join([SCRIPT, *launch.files])} in {folder}")
+        write_file(folder / name, content.rstrip("\n") + "\n")
+    output.note("written", f"{', '.join([main, *launch.files])} in {folder}")
 
 
 def _make(folder: Path) -> None:

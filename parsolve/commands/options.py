@@ -20,12 +20,12 @@ else:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FRAMEWORKS = ("megatron", "deepspeed", "generic")
+FRAMEWORKS = ("megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic")
 PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
-    *("precision", "optimizer", "sequence_parallel", "memory_reserve"),
+    *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens"),
 )
 
 
@@ -126,10 +126,9 @@ def apply(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-PROBLEM = apply(
-    click.argument("cluster"),
-    click.argument("model"),
-    click.option("--seq-len", type=COUNT, required=True, help="Sequence length, tokens."),
+_PLACES = (click.argument("cluster"), click.argument("model"))
+_LENGTH = click.option("--seq-len", type=COUNT, required=True, help="Sequence length, tokens.")
+_WORKLOAD = (
     click.option("--gbs", type=COUNT, help="Global batch size, sequences."),
     click.option("--gbs-tokens", type=TOKENS, help="Global batch size, tokens: 4M is 4,000,000."),
     click.option("--gbs-tolerance", type=FRACTION, help="Allow any batch within this band of the target: 10%."),
@@ -143,9 +142,18 @@ PROBLEM = apply(
         help="Divide token-wise work over tensor-parallel ranks.  [default: the framework's]",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
+    click.option("--train-tokens", type=TOKENS, help="Token budget of the run: 2T; sets the steps in launch lines."),
     click.option("--profile", metavar="NAME|FILE", help="Efficiency constants.  [default: by framework and GPU]"),
     click.option("--text-only", is_flag=True, help="Of a multimodal config.json, plan the language model only."),
 )
+PROBLEM = apply(*_PLACES, _LENGTH, *_WORKLOAD)
+OPEN_PROBLEM = apply(
+    click.argument("cluster"),
+    click.argument("model", required=False),
+    click.option("--seq-len", type=COUNT, help="Sequence length, tokens."),
+    *_WORKLOAD,
+)
+"""The same where a command line of today may say the model and the workload."""
 RESTRICTIONS = apply(
     click.option("--pin", type=ASSIGNMENT, multiple=True, help="Allow only these values: tp=8, tp=1,2,4."),
     click.option("--forbid", type=ASSIGNMENT, multiple=True, help="Exclude values: recompute=full."),
@@ -181,7 +189,7 @@ def build_problem(options: dict[str, Any]) -> Problem:
 
     problem = Problem(
         cluster=options["cluster"],
-        model=load_model(options["model"], text_only=options["text_only"]),
+        model=load_model(options["model"], options["text_only"]),
         profile=options["profile"],
         **{name: options[name] for name in WORKLOAD},
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @click.command("render")
 @click.argument("plan_json", metavar="PLAN.json")
 @click.option("--plan", "rank", type=click.IntRange(min=1), help="Rank of the plan to print.  [default: the first]")
+@click.option("--slurm", is_flag=True, help="With a launcher format: an sbatch script.")
 @output_options("table", "json", "csv", launchers=True)
 def command(plan_json: str, rank: int | None, **options: Any) -> int:
     """Print a saved result again, in any format, without solving.
@@ -46,4 +47,4 @@ def command(plan_json: str, rank: int | None, **options: Any) -> int:
 
         return launch_by(launcher, *saved_plan(data, index, plan_json))
 
-    return show(data, output, launch, rank)
+    return show(data, output, launch, rank, options["slurm"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parsolve.commands.output import Output
-from parsolve.errors import NotExpressibleError
+from parsolve.errors import NotExpressibleError, SpecError
 from parsolve.render import words
 from parsolve.render.text import seconds
 
@@ -17,7 +17,13 @@ EXIT_CODES = {"optimal": 0, "feasible": 0, "legal": 0, "infeasible": 1, "illegal
 INTERRUPTED = 130
 
 
-def show(data: Mapping[str, Any], output: Output, launch: Callable[[int, str], Launch], rank: int | None = None) -> int:
+def show(
+    data: Mapping[str, Any],
+    output: Output,
+    launch: Callable[[int, str], Launch],
+    rank: int | None = None,
+    slurm: bool = False,
+) -> int:
     """Print the result and return its exit code.
 
     Parameters
@@ -25,6 +31,7 @@ def show(data: Mapping[str, Any], output: Output, launch: Callable[[int, str], L
     data: the JSON of the result.
     launch: makes the launch of the plan at an index of ``plans`` by a launcher.
     rank: the plan that a table details and a launcher prints; the first when None.
+    slurm: a launcher prints an sbatch script.
 
     Raises
     ------
@@ -50,7 +57,7 @@ def show(data: Mapping[str, Any], output: Output, launch: Callable[[int, str], L
 
         output.emit(to_csv(data))
     elif index is not None and data["status"] != "illegal":
-        _launch(data, output, launch, index)
+        _launch(data, output, launch, index, slurm)
     return EXIT_CODES[data["status"]]
 
 
@@ -60,7 +67,9 @@ def _table(data: Mapping[str, Any], output: Output, rank: int | None) -> str:
     return render_table(data, Style(output.width, output.color, output.unicode), rank)
 
 
-def _launch(data: Mapping[str, Any], output: Output, launch: Callable[[int, str], Launch], index: int) -> None:
+def _launch(
+    data: Mapping[str, Any], output: Output, launch: Callable[[int, str], Launch], index: int, slurm: bool
+) -> None:
     from parsolve.commands.launching import write_launch
 
     plan = data["plans"][index]
@@ -72,4 +81,17 @@ def _launch(data: Mapping[str, Any], output: Output, launch: Callable[[int, str]
         raise NotExpressibleError(f"{about}: {error}{f'; {mend}' if mend else ''}") from None
     name, step = data["problem"]["model"]["name"], plan["estimate"]["step_time_s"] if plan["estimate"] else None
     about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {words.config_text(plan['config'])}"
-    write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output)
+    place = _place(data) if slurm else None
+    if slurm and output.format == "deepspeed":
+        raise SpecError(
+            "DeepSpeed's launcher reaches the hosts by ssh from one of them: run its command there", "--slurm"
+        )
+    write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, place)
+
+
+def _place(data: Mapping[str, Any]) -> tuple[int, int]:
+    """Hosts, and processes on each."""
+    from parsolve.specs import Cluster
+
+    cluster = Cluster.read(data["problem"]["cluster"], "problem.cluster")
+    return cluster.hosts, cluster.processes_per_host

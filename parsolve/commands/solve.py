@@ -31,6 +31,7 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
 @click.option(
     "--explain", is_flag=True, help="Add the formulas behind the best plan, and what other choices would cost."
 )
+@click.option("--slurm", is_flag=True, help="With a launcher format: an sbatch script.")
 @output_options("table", "json", "csv", launchers=True)
 def command(**options: Any) -> int:
     """The fastest legal plans in exact order, and the proof that nothing legal is faster.
@@ -74,7 +75,7 @@ def command(**options: Any) -> int:
         from parsolve.explaining import plan_formulas
 
         data["formulas"] = plan_formulas(result.plans[0])
-    code = show(data, output, lambda index, launcher: result.plans[index].launch(launcher))
+    code = show(data, output, lambda index, launcher: result.plans[index].launch(launcher), slurm=options["slurm"])
     return INTERRUPTED if result.solver.get("interrupted") else code
 
 

@@ -8,12 +8,22 @@ from parsolve.config import Config
 from parsolve.constraints import RULES
 from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
 from parsolve.evaluation import axis_values, instance_for
+from parsolve.launchers.accelerate import AccelerateLauncher
 from parsolve.launchers.base import Launch, Launcher
 from parsolve.launchers.deepspeed import DeepSpeedLauncher
 from parsolve.launchers.megatron import MegatronLauncher
+from parsolve.launchers.nemo import NemoLauncher
+from parsolve.launchers.torchtitan import TorchtitanLauncher
 from parsolve.problem import Problem, replace_workload
 
-LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in (MegatronLauncher(), DeepSpeedLauncher())}
+_ALL: tuple[Launcher, ...] = (
+    MegatronLauncher(),
+    DeepSpeedLauncher(),
+    TorchtitanLauncher(),
+    AccelerateLauncher(),
+    NemoLauncher(),
+)
+LAUNCHERS: Mapping[str, Launcher] = {launcher.name: launcher for launcher in _ALL}
 
 
 def launch(name: str, problem: Problem, config: Config) -> Launch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +19,28 @@ class ShellWord(str):
     __slots__ = ()
 
 
+FIRST_HOST = ShellWord('"${MASTER_ADDR:-host0}:${MASTER_PORT:-29500}"')
+"""Rendezvous of a run on several hosts: the environment's, else a name that no host answers to."""
+TRIAL_STEPS = 10
+"""Steps of a run for which no token budget is given."""
+
+
 def quote(word: str) -> str:
     """A word that the shell hands on unchanged."""
     return str(word) if isinstance(word, ShellWord) else shlex.quote(word)
+
+
+def expanded(word: str, environ: Mapping[str, str]) -> str:
+    """A word with its shell variables replaced, as the shell would."""
+    if not isinstance(word, ShellWord):
+        return word
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: environ.get(found[1]) or found[2], word.strip('"'))
+
+
+def train_steps(problem: Problem, config: Config) -> int:
+    """Optimizer steps that use up the token budget, a few when there is none."""
+    budget = problem.workload.train_tokens
+    return TRIAL_STEPS if budget is None else -(-budget // (config.gbs * problem.workload.seq_len))
 
 
 @dataclass(frozen=True)
@@ -50,15 +70,25 @@ class Launch:
         """The same command over several lines, an option with its values on each."""
         lines = [" ".join([*self._assignments(), quote(self.argv[0])])]
         for word in self.argv[1:]:
-            if word.startswith("-") or word.endswith(".py"):
+            if word.startswith("-") or word.endswith(".py") or re.match(r"[a-z][\w.-]*[=:]", word):
                 lines.append("    " + quote(word))
             else:
                 lines[-1] += " " + quote(word)
         return " \\\n".join(lines)
 
     def to_json(self) -> str | dict[str, Any]:
-        """The line; with a JSON file ``{"command": line, "config": content}``."""
-        return self.line() if self.config is None else {"command": self.line(), "config": self.config}
+        """The line; with a JSON file ``{"command": line, "config": content}``, with others ``files`` by name."""
+        if self.config is not None:
+            return {"command": self.line(), "config": self.config}
+        return {"command": self.line(), "files": self.files} if self.files else self.line()
+
+    def command(self, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The argument list and the environment for ``subprocess``, which knows no shell variables.
+
+        ``environ`` (say ``os.environ``) gives the variables that the line leaves to the shell; a default stands in for
+        those that it lacks.
+        """
+        return [expanded(word, environ) for word in self.argv], {**environ, **self.env}
 
     def _assignments(self) -> list[str]:
         return [f"{name}={quote(value)}" for name, value in self.env.items()]
@@ -124,3 +154,13 @@ class Arguments:
         """Tell the user something once."""
         if text not in self.notes:
             self.notes.append(text)
+
+
+def torchrun(args: Arguments, problem: Problem) -> list[str]:
+    """``torchrun`` with a process a GPU on every host, the same line everywhere."""
+    hosts, processes = problem.cluster.hosts, problem.cluster.processes_per_host
+    words = ["torchrun", "--nnodes", str(hosts), "--nproc-per-node", str(processes)]
+    if hosts == 1:
+        return [*words, "--standalone"]
+    args.note(f"run the line on each of the {hosts} hosts, with MASTER_ADDR set to one of them")
+    return [*words, "--rdzv-backend", "c10d", "--rdzv-endpoint", FIRST_HOST]

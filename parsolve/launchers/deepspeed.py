@@ -13,6 +13,7 @@ from typing import Any
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments, Launch
+from parsolve.launchers.hugging_face import add_run_clm
 from parsolve.launchers.megatron_deepspeed import add_megatron_deepspeed
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
@@ -20,7 +21,6 @@ from parsolve.specs import Recompute
 CONFIG_FILE, HOST_FILE, ENVIRONMENT_FILE = "ds_config.json", "hostfile", ".deepspeed_env"
 BUCKET_ELEMENTS = 200_000_000
 """Gradients and weights per collective: 0.4 GB in 16 bits, several of which are in flight."""
-TRAIN_STEPS = 10
 
 
 class DeepSpeedLauncher:
@@ -35,7 +35,10 @@ class DeepSpeedLauncher:
         args = Arguments("DeepSpeed")
         if is_plain_zero(config):
             script, env = "run_clm.py", dict[str, str]()
-            _add_hugging_face(args, problem, config)
+            args.add("--deepspeed", CONFIG_FILE)
+            add_run_clm(args, problem, config)
+            if config.recompute == Recompute.FULL:
+                args.add("--gradient_checkpointing")
         else:
             script = "pretrain_gpt.py"
             env = add_megatron_deepspeed(args, problem, config, CONFIG_FILE)
@@ -109,33 +112,3 @@ def _zero(problem: Problem, config: Config) -> dict[str, Any]:
             "stage3_gather_16bit_weights_on_model_save": True,
         }
     return section
-
-
-def _add_hugging_face(args: Arguments, problem: Problem, config: Config) -> None:
-    """transformers' language-modelling example: a model of this shape with fresh weights."""
-    workload = problem.workload
-    name = " ".join(problem.model.name.split()) or "model"
-    name = f"./{name}" if name.startswith("-") else name
-    args.add("--deepspeed", CONFIG_FILE)
-    args.add("--config_name", name)
-    args.add("--tokenizer_name", name)
-    args.add("--dataset_name", "wikitext")
-    args.add("--dataset_config_name", "wikitext-2-raw-v1")
-    args.add("--block_size", workload.seq_len)
-    args.add("--do_train")
-    args.add("--max_steps", TRAIN_STEPS)
-    args.add("--per_device_train_batch_size", config.mbs)
-    args.add("--gradient_accumulation_steps", config.grad_acc)
-    args.add("--fp16" if workload.precision == "fp16" else "--bf16")
-    if config.recompute == Recompute.FULL:
-        args.add("--gradient_checkpointing")
-    args.add("--optim", "sgd" if workload.optimizer == "sgd" else "adamw_torch")
-    args.add("--learning_rate", "1e-4")
-    args.add("--weight_decay", "0.1")
-    args.add("--lr_scheduler_type", "cosine")
-    args.add("--max_grad_norm", "1.0")
-    args.add("--logging_steps", 1)
-    args.add("--save_strategy", "no")
-    args.add("--output_dir", "output")
-    args.note("run_clm.py is transformers' examples/pytorch/language-modeling/run_clm.py; any Trainer script does")
-    args.note(f"--config_name and --tokenizer_name: the folder or hub name of {name} (config.json and tokenizer)")

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch, ShellWord
+from parsolve.launchers.base import Arguments, Launch, torchrun, train_steps
 from parsolve.launchers.megatron_model import add_model, windowed
 from parsolve.launchers.megatron_options import SINCE
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
 from parsolve.splits import classify, model_order
 
-FIRST_HOST = ShellWord('"${MASTER_ADDR:-host0}:${MASTER_PORT:-29500}"')
-"""Rendezvous of a run on several hosts: the environment's, else a name that no host answers to."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
-TRAIN_ITERS = 10
 
 
 class MegatronLauncher:
@@ -30,27 +27,28 @@ class MegatronLauncher:
     def launch(self, problem: Problem, config: Config) -> Launch:
         """The torchrun line of a configuration; see ``Launcher.launch``."""
         args = Arguments("Megatron-LM", SINCE, problem.version)
-        add_model(args, problem, config.tp)
-        _add_precision(args, problem)
-        _add_grid(args, problem, config)
-        _add_pipeline_cut(args, problem, config)
-        _add_data_parallel(args, problem, config)
-        _add_recompute(args, config)
-        _add_training(args, problem, config)
-        argv = ["torchrun", *_torchrun(args, problem), "pretrain_gpt.py", *args.words]
-        return Launch(_environment(problem, config), argv, notes=args.notes)
+        add_arguments(args, problem, config)
+        argv = [*torchrun(args, problem), "pretrain_gpt.py", *args.words]
+        return Launch(environment(problem, config), argv, notes=args.notes)
 
 
-def _torchrun(args: Arguments, problem: Problem) -> list[str]:
-    hosts, processes = problem.cluster.hosts, problem.cluster.processes_per_host
-    words = ["--nnodes", str(hosts), "--nproc-per-node", str(processes)]
-    if hosts == 1:
-        return [*words, "--standalone"]
-    args.note(f"run the line on each of the {hosts} hosts, with MASTER_ADDR set to one of them")
-    return [*words, "--rdzv-backend", "c10d", "--rdzv-endpoint", FIRST_HOST]
+def add_arguments(args: Arguments, problem: Problem, config: Config) -> None:
+    """Every argument of pretrain_gpt.py.
+
+    Raises
+    ------
+    NotExpressibleError: Megatron-LM, or its version, has no words for the model or the plan.
+    """
+    add_model(args, problem, config.tp)
+    _add_precision(args, problem)
+    _add_grid(args, problem, config)
+    _add_pipeline_cut(args, problem, config)
+    _add_data_parallel(args, problem, config)
+    _add_recompute(args, config)
+    _add_training(args, problem, config)
 
 
-def _environment(problem: Problem, config: Config) -> dict[str, str]:
+def environment(problem: Problem, config: Config) -> dict[str, str]:
     """Tensor and context parallelism before Blackwell want one hardware queue, FSDP wants several.
 
     Source: arguments.py, "Using tensor model parallelism or context parallelism require …".
@@ -132,7 +130,8 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
         args.add("--account-for-loss-in-pipeline-split")
     if kind == "first-last":
         args.add("--decoder-first-pipeline-num-layers", sum(layers[0]))
-        args.add("--decoder-last-pipeline-num-layers", sum(layers[-1]))
+        if config.pp > 2:  # of two ranks the other is what is left: with both, Megatron-LM divides by no middle stages
+            args.add("--decoder-last-pipeline-num-layers", sum(layers[-1]))
     if config.vpp > 1 and kind == "even":
         args.add("--num-layers-per-virtual-pipeline-stage", layers[0][0])
     elif config.vpp > 1:
@@ -194,7 +193,7 @@ def _add_recompute(args: Arguments, config: Config) -> None:
 def _add_training(args: Arguments, problem: Problem, config: Config) -> None:
     args.add("--micro-batch-size", config.mbs)
     args.add("--global-batch-size", config.gbs)
-    args.add("--train-iters", TRAIN_ITERS)
+    args.add("--train-iters", train_steps(problem, config))
     args.add("--lr", "1e-4")
     args.add("--min-lr", "1e-5")
     args.add("--lr-decay-style", "cosine")

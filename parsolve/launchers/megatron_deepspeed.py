@@ -8,14 +8,13 @@ from __future__ import annotations
 from parsolve.config import Config
 from parsolve.constraints.framework import megatron_deepspeed_gap
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, ShellWord
+from parsolve.launchers.base import Arguments, ShellWord, train_steps
 from parsolve.problem import Problem
 from parsolve.specs import Model, Recompute
 
 DATA = ShellWord('"${DATA_PATH:-my-corpus_text_document}"')
 NEWEST_DEEPSPEED = "0.19.6"
 """Its training loop imports deepspeed.compression, which 0.19.7 no longer has."""
-TRAIN_ITERS = 10
 
 
 def add_megatron_deepspeed(args: Arguments, problem: Problem, config: Config, config_file: str) -> dict[str, str]:
@@ -129,7 +128,7 @@ def _add_training(args: Arguments, problem: Problem, config: Config) -> None:
     args.add("--optimizer", workload.optimizer)
     args.add("--micro-batch-size", config.mbs)
     args.add("--global-batch-size", config.gbs)
-    args.add("--train-iters", TRAIN_ITERS)
+    args.add("--train-iters", train_steps(problem, config))
     args.add("--lr", "1e-4")
     args.add("--min-lr", "1e-5")
     args.add("--lr-decay-style", "cosine")

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from parsolve.specs.base import Bytes, Count, Spec
 
-Framework = Literal["megatron", "deepspeed", "generic"]
+Framework = Literal["megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic"]
+MEGATRON_LIKE = ("megatron", "nemo")
+"""Frameworks on Megatron-Core: one set of rules, two spellings."""
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
 AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
@@ -35,6 +37,7 @@ class Workload(Spec):
     gradient element; None: the profile's figures. ``parallel_loss`` says whether logits stay divided over the
     tensor-parallel ranks in the loss; else every rank holds those of the whole vocabulary.
     ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
+    ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
     seq_len: Count
@@ -55,6 +58,7 @@ class Workload(Spec):
     gradient_bytes: Literal[2, 4] | None = None
     parallel_loss: bool = True
     optimizer_shards: Count | None = None
+    train_tokens: Count | None = None
 
     @model_validator(mode="after")
     def _one_batch(self) -> Workload:

@@ -1,0 +1,168 @@
+"""Random legal plans of every launcher, one JSON object a line: what is printed, and what the real parser should see.
+
+``python conformance/plans.py LAUNCHER VERSION COUNT [SEED]``. Memory is left out of the rules, so that shapes of all
+sizes come up; everything else that `parsolve check` knows must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import parsolve
+from parsolve.config import Config
+from parsolve.errors import NotExpressibleError
+from parsolve.evaluation import instance_for, violations
+from parsolve.launchers import launch
+from parsolve.objectives import parameters
+from parsolve.optimizer.domains import divisors, split_list
+from parsolve.presets import model_names
+from parsolve.problem import Problem
+from parsolve.specs import Recompute
+
+CLUSTERS = (
+    *("h100-sxm:1x8", "h100-sxm:2x8", "h100-sxm:4x8", "h100-sxm:16x8", "a100-sxm-80gb:4x8", "a100-sxm-80gb:6x8"),
+    *("b200:4x8", "gb200-nvl72:2x64", "h100-sxm:3x8", "v100-sxm-32gb:2x8", "h200-sxm:32x8"),
+)
+SEQUENCES = (2048, 4096, 8192, 32768)
+TRIES = 400
+"""Random draws for each plan that is wanted, before giving up."""
+
+
+def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Problem, Config] | None:
+    """One problem and a random configuration that fills its grids; None when the numbers do not go together."""
+    cluster, precision = rng.choice(CLUSTERS), "bf16"
+    if cluster.startswith("v100"):
+        precision = "fp16"
+    elif cluster[0] in "hb" and framework != "deepspeed" and rng.random() < 0.2:
+        precision = "fp8"
+    gbs = rng.choice((64, 96, 128, 256, 512))
+    try:
+        problem = Problem(
+            cluster,
+            rng.choice(MODELS),
+            seq_len=rng.choice(SEQUENCES),
+            gbs=gbs,
+            framework=framework,
+            framework_version=version,
+            precision=precision,
+            optimizer=rng.choice(("adam", "adam", "adam", "sgd")),
+            sequence_parallel=rng.choice((None, None, False)) if framework != "deepspeed" else rng.choice((None, True)),
+            train_tokens=rng.choice((None, 10**12)),
+            without={"memory"},
+        )
+    except parsolve.ParsolveError:
+        return None
+    world, model = problem.cluster.num_gpus, problem.model
+    alone = framework == "accelerate" or (framework == "deepspeed" and rng.random() < 0.4)
+    tp = 1 if alone else rng.choice(divisors(min(world, 8)))
+    pp = 1 if alone else rng.choice([d for d in divisors(world // tp) if d <= min(model.num_layers, 16)])
+    cp = 1 if alone else rng.choice([1, 1, 1, *(d for d in divisors(world // tp // pp) if d <= 8)])
+    dp = world // (tp * pp * cp)
+    ep, etp = 1, tp
+    if model.moe and not alone:
+        etp = rng.choice([1, tp])
+        ep = rng.choice([d for d in divisors(world // pp // etp) if model.moe.num_experts % d == 0])
+    mbs = rng.choice((1, 1, 2, 4))
+    if gbs % (dp * mbs):
+        return None
+    vpp = rng.choice((1, 1, 2, 3, 4)) if pp > 1 else 1
+    cuts = split_list(problem, (pp,), (vpp,)).cuts
+    if not cuts:
+        return None
+    config = Config(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        vpp=vpp,
+        zero=rng.choice((0, 1, 1, 2, 3)),
+        recompute=rng.choice(list(Recompute)),
+        mbs=mbs,
+        grad_acc=gbs // (dp * mbs),
+        dp=dp,
+        edp=world // (ep * etp * pp),
+        layers_per_stage=rng.choice(cuts).layers,
+        sequence_parallel=tp > 1 and problem.instance(gbs, split_list(problem, (1,), (1,))).sequence_parallel,
+    )
+    return problem, config
+
+
+MODELS = model_names()
+
+
+def plans(framework: str, version: str | None, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The plans; those that the rules allow and the launcher cannot say come as ``{"gap": reason}``."""
+    rng = random.Random(f"{framework} {version} {seed}")
+    found = 0
+    for _ in range(count * TRIES):
+        drawn = draw(rng, framework, version)
+        if drawn is None:
+            continue
+        problem, config = drawn
+        if violations(instance_for(problem, config.layers_per_stage, config.gbs), config):
+            continue
+        try:
+            made = launch(framework, problem, config)
+        except NotExpressibleError as error:
+            yield {"gap": str(error)}
+            continue
+        argv, env = made.command({})
+        found += 1
+        yield {
+            "id": found,
+            "model": problem.model.name,
+            "gpu": problem.cluster.gpu.compute_capability,
+            "world": problem.cluster.num_gpus,
+            "argv": argv,
+            "env": {name: env[name] for name in made.env},
+            "files": made.files,
+            "config": config.to_json(),
+            "params": problem.model.num_params,
+            "per_stage": per_stage(problem, config),
+        }
+        if found == count:
+            return
+
+
+def per_stage(problem: Problem, config: Config) -> list[list[float]]:
+    """Dense and expert parameters of one GPU of every pipeline rank."""
+    p = instance_for(problem, config.layers_per_stage, config.gbs)
+    flags, result = problem.model.layer_is_moe, []
+    first, order = 0, {}
+    for chunk in range(config.vpp):
+        for rank in range(config.pp):
+            size = config.layers_per_stage[rank][chunk]
+            order[rank, chunk] = flags[first : first + size]
+            first += size
+    for rank in range(config.pp):
+        layers = [is_moe for chunk in range(config.vpp) for is_moe in order[rank, chunk]]
+        dense = layers.count(False) * float(parameters.dense_layer_params(p, config.tp))
+        experts = 0.0
+        if problem.model.moe:
+            dense += layers.count(True) * float(parameters.moe_layer_dense_params(p, config.tp))
+            experts = layers.count(True) * float(parameters.expert_layer_params(p, config.etp, config.ep))
+        if rank == 0:
+            dense += float(parameters.embedding_params(p, config.tp))
+        if rank == config.pp - 1:
+            tied = problem.model.tied_embeddings and config.pp == 1
+            head = parameters.tied_head_params if tied else parameters.head_params
+            dense += float(head(p, config.tp))
+        result.append([dense, experts])
+    return result
+
+
+def main() -> None:
+    """Print the plans of one launcher."""
+    framework, version, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    seed = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+    for plan in plans(framework, None if version == "-" else version, count, seed):
+        print(json.dumps(plan))
+
+
+if __name__ == "__main__":
+    main()

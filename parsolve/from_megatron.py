@@ -1,0 +1,258 @@
+"""What someone runs today, read from a Megatron-LM command: the model, the workload, the configuration, and remarks.
+
+Megatron-LM's own defaults fill what the command leaves out. Nothing is lost silently: an option that parsolve neither
+understands nor knows to be without effect on the plan is reported.
+Source: megatron/training/arguments.py of 0.12 to 0.20.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from parsolve.errors import SpecError
+from parsolve.evaluation import Violation
+from parsolve.from_megatron_model import MODEL_OPTIONS, read_model
+from parsolve.megatron_words import Command, parse_command
+from parsolve.specs import Cluster, Model
+from parsolve.splits import from_model_order
+
+STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+PLAN_OPTIONS = frozenset(
+    {
+        *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
+        *("--expert-model-parallel-size", "--expert-tensor-parallel-size", "--sequence-parallel"),
+        *("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"),
+        *("--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers"),
+        *("--decoder-last-pipeline-num-layers", "--account-for-embedding-in-pipeline-split"),
+        *("--account-for-loss-in-pipeline-split", "--micro-batch-size", "--global-batch-size", "--seq-length"),
+        *("--bf16", "--fp16", "--fp8-format", "--optimizer", "--use-distributed-optimizer", "--use-megatron-fsdp"),
+        *("--use-custom-fsdp", "--data-parallel-sharding-strategy", "--recompute-granularity"),
+        *("--recompute-activations", "--recompute-method", "--recompute-num-layers", "--recompute-modules"),
+        *("--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm", "--moe-token-dispatcher-type"),
+        *("--train-iters", "--cp-comm-type", "--use-flash-attn", "--fp8-recipe", "--init-model-with-meta-device"),
+    }
+)
+WITHOUT_EFFECT = re.compile(
+    r"--(lr|min-lr|adam|weight-decay|clip-grad|init-method|seed|log|tensorboard|wandb|save|load|eval|exit|data|mock|split"
+    r"|tokenizer|vocab-file|merge-file|train-samples|num-workers|dist|distributed-timeout|timing|no-load|no-save|ckpt"
+    r"|attention-dropout|hidden-dropout|no-masked|no-bias|bias-|no-rope-fusion|use-mcore|transformer-impl|async|finetune"
+    r"|override|use-checkpoint|manual-gc|no-create|attention-softmax|attention-backend|moe-aux|moe-z-loss|start-weight"
+    r"|end-weight|no-gradient-accumulation|no-check|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty)"
+)
+"""Options about data, learning rate, logging, checkpoints and numerics: they do not change the plan."""
+
+
+@dataclass(frozen=True)
+class Today:
+    """A command as read. ``fields`` are workload fields, ``config`` what ``--config`` takes."""
+
+    model: Model | None
+    fields: dict[str, Any]
+    config: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+
+def read_megatron(source: str, cluster: Cluster, model: Model | None, version: tuple[int, ...]) -> Today:
+    """Read a Megatron-LM line or script file that runs on the cluster.
+
+    Parameters
+    ----------
+    model: when given, the shape on the line is left unread.
+
+    Raises
+    ------
+    SpecError: an option that is needed is missing, or cannot be read.
+    """
+    command = parse_command(source)
+    notes = [*command.loose, *_unknown(command)]
+    _check_world(command, cluster)
+    shape = model or read_model(command, version, notes)
+    tp, pp = command.number("--tensor-model-parallel-size", 1), command.number("--pipeline-model-parallel-size", 1)
+    cp = command.number("--context-parallel-size", 1)
+    for name, size in (("tensor", tp), ("pipeline", pp), ("context", cp)):
+        if size < 1:
+            raise SpecError("must be at least 1", f"--{name}-parallel-size")
+    dp = max(1, cluster.num_gpus // (tp * pp * cp))
+    mbs = command.number("--micro-batch-size", 0)
+    seq_len = command.number("--seq-length", 0)
+    for option, value in (("--micro-batch-size", mbs), ("--seq-length", seq_len)):
+        if value < 1:
+            raise SpecError("is needed", option)
+    gbs = command.number("--global-batch-size", mbs * dp)
+    config: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "mbs": mbs, "zero": _zero(command, version)}
+    if shape.moe:
+        config["ep"] = command.number("--expert-model-parallel-size", 1)
+        config["etp"] = command.number("--expert-tensor-parallel-size", tp)
+    elif command.number("--expert-model-parallel-size", 1) > 1:
+        config["ep"] = command.number("--expert-model-parallel-size", 1)
+    edp = cluster.num_gpus // max(1, config.get("etp", tp) * config.get("ep", 1) * pp)
+    if dp * cp <= 1 and edp <= 1:
+        config["zero"] = 0  # nothing to shard over: the flag has no effect
+    config["recompute"] = _recompute(command)
+    config |= _cut(command, shape.num_layers, pp)
+    fields = {
+        "seq_len": seq_len,
+        "gbs": gbs,
+        "framework": "megatron",
+        "precision": _precision(command, notes),
+        "optimizer": command.text("--optimizer", "adam"),
+        "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
+    }
+    faults = _environment_faults(command, cluster, config)
+    return Today(None if model else shape, fields, config, notes, _slow(command, config, dp, shape), faults)
+
+
+def _unknown(command: Command) -> list[str]:
+    odd = [
+        " ".join([name, *values])
+        for name, values in command.options.items()
+        if name not in PLAN_OPTIONS and name not in MODEL_OPTIONS and not WITHOUT_EFFECT.match(name)
+    ]
+    return [f"not understood, so not part of the estimate: {', '.join(odd)}"] if odd else []
+
+
+def _check_world(command: Command, cluster: Cluster) -> None:
+    counts = [command.launcher.get(name, [""])[:1] for name in ("--nnodes", "--nproc-per-node")]
+    texts = [values[0] if values else "" for values in counts]
+    if all(text.isdecimal() for text in texts):
+        processes = int(texts[0]) * int(texts[1])
+        if processes != cluster.num_gpus:
+            raise SpecError(
+                f"the line starts {texts[0]}*{texts[1]} = {processes} processes, but {cluster.name} has "
+                f"{cluster.num_gpus} GPUs: name the cluster that it runs on",
+                "--from-megatron",
+            )
+
+
+def _precision(command: Command, notes: list[str]) -> str:
+    if command.has("--fp8-format"):
+        return "fp8"
+    if command.has("--fp16"):
+        return "fp16"
+    if not command.has("--bf16"):
+        notes.append("neither --bf16 nor --fp16: the line trains in fp32, the estimate is for bf16")
+    return "bf16"
+
+
+def _zero(command: Command, version: tuple[int, ...]) -> int:
+    if command.has("--use-megatron-fsdp") or command.has("--use-custom-fsdp"):
+        default = "optim_grads_params" if version >= (0, 18) else "no_shard"
+        strategy = command.text("--data-parallel-sharding-strategy", default)
+        if strategy not in STRATEGIES:
+            raise SpecError(f"{strategy!r} is none of {', '.join(STRATEGIES)}", "--data-parallel-sharding-strategy")
+        return STRATEGIES[strategy]
+    return int(command.has("--use-distributed-optimizer"))
+
+
+def _recompute(command: Command) -> str:
+    if command.has("--recompute-activations"):
+        return "selective"
+    kind = command.text("--recompute-granularity", "none")
+    if kind not in ("none", "selective", "full"):
+        raise SpecError(f"{kind!r} is neither selective nor full", "--recompute-granularity")
+    return kind
+
+
+def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
+    """The layer cut as the options say it; nothing where it is even."""
+    layout = command.text("--pipeline-model-parallel-layout")
+    if layout is not None:
+        counts = layout_counts(layout)
+        if len(counts) % pp:
+            raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
+        return {"vpp": len(counts) // pp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
+    vpp = command.number("--num-virtual-stages-per-pipeline-rank", 1)
+    size = command.number("--num-layers-per-virtual-pipeline-stage", 0)
+    if size:
+        if num_layers % (pp * size):
+            raise SpecError(
+                f"{num_layers} layers over pp={pp} do not divide into chunks of {size}",
+                "--num-layers-per-virtual-pipeline-stage",
+            )
+        return {"vpp": num_layers // (pp * size)}
+    first, last = (command.number(f"--decoder-{end}-pipeline-num-layers", 0) for end in ("first", "last"))
+    extra = [command.has(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    if not (first or last or any(extra)):
+        return {"vpp": vpp}
+    stages, rest = pp - (first > 0) - (last > 0), num_layers - first - last
+    if first or last:
+        if stages < 0 or (stages == 0) != (rest == 0) or (stages and rest % stages):
+            raise SpecError(
+                f"{rest} layers are left for {stages} middle stages, which must divide them: of {num_layers} layers "
+                f"{first} are first and {last} last",
+                "--decoder-last-pipeline-num-layers",
+            )
+        ranks = [*([first] if first else []), *[rest // max(stages, 1)] * stages, *([last] if last else [])]
+        if any(n % vpp for n in ranks):
+            raise SpecError(
+                f"the stages of {ranks} layers do not divide into {vpp} chunks", "--decoder-first-pipeline…"
+            )
+        return {"vpp": vpp, "layers_per_stage": [[n // vpp] * vpp for n in ranks]}
+    slots, odd = divmod(num_layers + sum(extra), pp * vpp)
+    if odd:
+        raise SpecError(f"{num_layers} + {sum(extra)} do not divide over pp*vpp = {pp * vpp}", "--account-for-…")
+    counts = [slots] * (pp * vpp)
+    counts[0] -= extra[0]
+    counts[-1] -= extra[1]
+    return {"vpp": vpp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
+
+
+def layout_counts(text: str) -> list[int]:
+    """Decoder layers per stage of a layout string such as ``Et*3|(t*4|)*14t*2L``."""
+    where = "--pipeline-model-parallel-layout"
+
+    def times(found: re.Match[str]) -> str:
+        count = int(found[2])
+        if count > 4096:
+            raise SpecError("repeats too often", where)
+        return found[1].strip("()") * count
+
+    flat = text.replace(",", "").replace(" ", "")
+    for pattern in (r"(\([^()]*\))\*(\d{1,6})", r"([A-Za-z|])\*(\d{1,6})"):
+        inner = pattern if pattern.startswith("([") else r"([A-Za-z])\*(\d{1,6})"
+        flat = re.sub(inner, times, flat)
+        flat = re.sub(pattern, times, flat)
+    if re.search(r"[^EtmL|]", flat):
+        raise SpecError(f"cannot read {text!r}: E, t, m, L, |, (…)*n are known", where)
+    return [stage.count("t") for stage in flat.split("|")]
+
+
+def _environment_faults(command: Command, cluster: Cluster, config: dict[str, Any]) -> list[Violation]:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    value = command.env.get(name)
+    if config["zero"] >= 2 and value == "1":
+        return [Violation("launch_environment", f"Megatron-FSDP needs {name} other than 1", {})]
+    old = cluster.gpu.compute_capability < 10 and cluster.gpu.vendor != "amd"
+    if config["zero"] < 2 and old and config["tp"] * config["cp"] > 1 and value != "1":
+        found = "is not on the line" if value is None else f"is {value}"
+        text = f"{name} {found}: tp or cp before Blackwell needs it to be 1 (or exported beforehand)"
+        return [Violation("launch_environment", text, {})]
+    return []
+
+
+def _slow(command: Command, config: dict[str, Any], dp: int, model: Model) -> list[str]:
+    """What costs time or memory for nothing."""
+    advice = []
+    if dp * config["cp"] > 1 and not command.has("--overlap-grad-reduce"):
+        advice.append("gradients are reduced after the last backward pass: --overlap-grad-reduce hides most of it")
+    if dp * config["cp"] > 1 and config["zero"] == 0 and command.text("--optimizer", "adam") == "adam":
+        advice.append("every rank holds the whole optimizer: --use-distributed-optimizer shards it at no cost in time")
+    if config["zero"] == 1 and not command.has("--overlap-param-gather"):
+        advice.append("weights are gathered after the step: --overlap-param-gather hides it in the forward pass")
+    if config["tp"] > 1 and not command.has("--sequence-parallel"):
+        advice.append("tp without --sequence-parallel keeps norms and their activations whole on every rank")
+    if model.moe and not command.has("--moe-grouped-gemm"):
+        advice.append("experts run one after the other: --moe-grouped-gemm")
+    if (
+        model.moe
+        and command.text("--moe-token-dispatcher-type", "allgather") == "allgather"
+        and config.get("ep", 1) > 1
+    ):
+        advice.append("the all-gather dispatcher moves every token to every expert rank: use alltoall")
+    if config["recompute"] == "full":
+        advice.append("full recomputation costs about a third more compute: see whether the plan fits without")
+    return advice

@@ -1,0 +1,173 @@
+"""Commands and files of today read back: Megatron-LM lines, DeepSpeed JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from launch_problems import SHAPES, config, model, problem, random_plans
+
+from parsolve.cli import main
+from parsolve.errors import NotExpressibleError, SpecError
+from parsolve.from_deepspeed import read_deepspeed
+from parsolve.from_megatron import layout_counts, read_megatron
+from parsolve.from_megatron_model import layer_flags
+from parsolve.launchers import launch
+from parsolve.launchers.megatron import layout_text
+from parsolve.problem import Problem
+from parsolve.reading import parse_config
+
+PLAIN = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096"
+PLAIN += " --micro-batch-size 1 --global-batch-size 128 --bf16"
+
+
+def test_what_is_printed_reads_back() -> None:
+    """Every random line gives the same model, workload and configuration again."""
+    lines = 0
+    for p, plan in random_plans("0.19", 120):
+        try:
+            made = launch("megatron", p, plan)
+        except NotExpressibleError:
+            continue
+        today = read_megatron(made.script(), p.cluster, None, p.version)
+        assert today.model is not None
+        assert not today.notes, today.notes
+        assert not today.violations, today.violations
+        again = Problem(p.cluster, today.model, **{**today.fields, "framework_version": "0.19"})
+        assert parse_config(today.config, again)[0] == plan
+        assert again.workload.precision == p.workload.precision
+        lines += 1
+    assert lines > 60
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_read_back(shape: dict[str, object]) -> None:
+    """Shapes that Megatron-LM has exactly keep their size; what its notes say differs may differ by vectors."""
+    p = problem(model(**shape))
+    made = launch("megatron", p, config(p))
+    today = read_megatron(made.line(), p.cluster, None, p.version)
+    assert today.model is not None
+    exact = not any("bias" in note for note in made.notes)
+    assert abs(today.model.num_params / p.model.num_params - 1) < (1e-12 if exact else 1e-3)
+
+
+@pytest.mark.parametrize("counts", [[4, 5, 4, 3], [0, 2, 2, 1, 1, 0], [3], [1] * 7, [3, 4, 4, 4, 2, 2]])
+def test_layouts_read_back(counts: list[int]) -> None:
+    assert layout_counts(layout_text(counts)) == counts
+
+
+def test_per_layer_patterns() -> None:
+    assert layer_flags("([0]*3+[1]*58)", 61, "x") == [False] * 3 + [True] * 58
+    assert layer_flags("([1]+[0])*2", 4, "x") == [True, False, True, False]
+    assert layer_flags("2", 4, "x", every=True) == [True, False, True, False]
+    assert layer_flags("4", 4, "x") == [True, True, True, False]
+    for text in ("__import__('os')", "[1]*4", "([1]", "[2]*8"):
+        with pytest.raises(SpecError):
+            layer_flags(text, 8, "x")
+
+
+def read(line: str, cluster: str = "h100-sxm:2x8") -> tuple[Problem, dict[str, object], list[str]]:
+    p = problem(cluster=cluster)
+    today = read_megatron(line, p.cluster, None, (0, 19))
+    assert today.model is not None
+    faults = [v.rule for v in today.violations]
+    return Problem(p.cluster, today.model, **today.fields), today.config, [*today.notes, *today.slow, *faults]
+
+
+def test_megatrons_defaults() -> None:
+    p, axes, remarks = read(PLAIN)
+    assert (p.model.ffn_size, p.model.num_kv_heads, p.model.position, p.model.norm) == (16384, 32, "learned", "layer")
+    assert p.model.tied_embeddings and p.model.mlp_bias and p.model.vocab_size == 50257
+    assert axes == {"tp": 1, "pp": 1, "cp": 1, "mbs": 1, "zero": 0, "recompute": "none", "vpp": 1}
+    assert any("use-distributed-optimizer" in remark for remark in remarks)
+    assert read(PLAIN + " --swiglu")[0].model.ffn_size == 10880
+
+
+def test_scripts_with_variables_and_arrays(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "#!/bin/bash\n# a comment with --flags\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nTP=4\nGPUS_PER_NODE=8\n"
+        f"MODEL_ARGS=(\n  {PLAIN}\n  --sequence-parallel)\n"
+        "torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py ${MODEL_ARGS[@]} \\\n"
+        '  --tensor-model-parallel-size "$TP" --use-distributed-optimizer\n'
+    )
+    p, axes, remarks = read(str(script))
+    assert (axes["tp"], axes["zero"], p.workload.sequence_parallel) == (4, 1, True)
+    assert "launch_environment" not in remarks
+
+
+def test_what_is_not_understood_is_said() -> None:
+    assert any("--warp-drive 9" in remark for remark in read(PLAIN + " --warp-drive 9")[2])
+    assert not any("--lr" in remark for remark in read(PLAIN + " --lr 1e-4")[2])
+    assert "launch_environment" in read(PLAIN + " --tensor-model-parallel-size 2")[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (PLAIN.replace("--seq-length 4096", ""), "--seq-length"),
+        (PLAIN + " --tensor-model-parallel-size $TP", "shell variable"),
+        (PLAIN + " 'open", "split into words"),
+        ("torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py " + PLAIN, "32 processes"),
+        (PLAIN + " --tokenizer-type HuggingFaceTokenizer", "add --vocab-size"),
+        (PLAIN + " --pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 6", "middle stages"),
+        ("nothing.sh", "no such file"),
+    ],
+)
+def test_what_cannot_be_read(line: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read(line)
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(main, ["check", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_check_tells_what_is_illegal_slow_and_better() -> None:
+    line = PLAIN + " --tensor-model-parallel-size 8 --use-distributed-optimizer --swiglu"
+    code, out, err = run("h100-sxm:1x8", "--from-megatron", line, "--better", "--json")
+    data = json.loads(out)
+    assert code == 1 and data["status"] == "illegal"
+    assert [v["rule"] for v in data["violations"]] == ["launch_environment"]
+    assert data["better"]["speedup"] > 1 and data["today"]["slow"]
+    assert "slow: " in err and "better: " in err
+
+
+def test_check_reads_deepspeed(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    base = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}
+    file.write_text(json.dumps({**base, "zero_optimization": {"stage": 3}, "zero_optimisation": {}}))
+    words = ("h100-sxm:2x8", "llama2-7b", "--seq-len", "4096", "--from-deepspeed", str(file))
+    code, out, err = run(*words, "--json")
+    data = json.loads(out)
+    assert code == 0 and "zero_optimisation" in err
+    assert (data["plans"][0]["config"]["zero"], data["plans"][0]["config"]["grad_acc"]) == (3, 2)
+    code, out, _ = run(*words, "--config", "pp=2", "--json")
+    assert "zero_with_pipeline" in [v["rule"] for v in json.loads(out)["violations"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1},
+            "batch_triple",
+        ),
+        ({"train_batch_size": 64, "amp": {}}, "removed_key"),
+        ({"train_batch_size": 64, "fp16": {"enabled": True}, "bf16": {"enabled": True}}, "one_precision"),
+    ],
+)
+def test_deepspeed_faults(content: dict[str, object], rule: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(content))
+    assert rule in [v.rule for v in read_deepspeed(str(file), problem().cluster, {}).violations]
+
+
+def test_deepspeed_auto_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": "auto"}))
+    with pytest.raises(SpecError, match="auto"):
+        read_deepspeed(str(file), problem().cluster, {})
