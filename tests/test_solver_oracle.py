@@ -54,7 +54,7 @@ def test_all_plans_are_listed_without_a_cap() -> None:
     problem = random_problem(2)
     expected = enumerate_all(problem)
     ranking = rank(problem, Query(top=None))
-    assert ranking.legal == len(expected) > 100
+    assert ranking.legal == len(expected) > 20
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected
 
 

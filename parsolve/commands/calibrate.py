@@ -9,7 +9,11 @@ import click
 from parsolve.commands.options import ASSIGNMENT
 
 
-@click.command("calibrate", short_help="Fit the efficiency constants to measured runs.")
+@click.command(
+    "calibrate",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Fit the efficiency constants to measured runs.",
+)
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False), metavar="FILE", help="The profile, TOML."

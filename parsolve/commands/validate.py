@@ -10,7 +10,11 @@ import click
 from parsolve.commands.options import ASSIGNMENT, output_options
 
 
-@click.command("validate", short_help="Predicted against measured, for a table of runs.")
+@click.command(
+    "validate",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Predicted against measured, for a table of runs.",
+)
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False))
 @click.option("--profile", metavar="NAME|FILE", help="Efficiency constants for all runs.  [default: by stack and GPU]")
 @click.option("--where", type=ASSIGNMENT, multiple=True, help="Keep the rows with this value: pp=1.")
