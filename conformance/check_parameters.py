@@ -22,7 +22,6 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     args = real.parse(plan)
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.Stream = torch.cuda.Event = lambda *a, **k: None
-    torch.Tensor.cuda = lambda self, *a, **k: self
     args.transformer_impl, args.moe_grouped_gemm = "local", False
     args.context_parallel_size = 1
     real.make_groups(args)
@@ -42,6 +41,7 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
     specs = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
     gpt = importlib.import_module("megatron.core.models.gpt")
     padding = importlib.import_module("megatron.core.tokenizers.utils.build_tokenizer")
+    gpt.GPTModel.setup_embeddings_and_output_layer = lambda self: None  # copies the tied weight between stages
     _without_head_sizes()
     groups, pp, vpp = real.groups, args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
     groups.set_pipeline_model_parallel_rank(rank)
