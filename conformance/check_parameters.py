@@ -1,7 +1,8 @@
 """Parameters of every pipeline rank of the real GPTModel, built on the meta device, against parsolve's count.
 
 ``MEGATRON=folder python check_parameters.py < plans``. Context parallelism changes no parameter and is left out; the
-local layer specification stands in for Transformer Engine's, which has the same weights.
+local layer specification stands in for Transformer Engine's, which has the same weights but for the down projections of
+latent attention: those it holds whole on every tensor-parallel rank, and so they are counted here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     """Build all chunks of every pipeline rank and count."""
     args = real.parse(plan)
     torch.cuda.current_device = lambda: "cpu"
-    torch.cuda.Stream = lambda *a, **k: None
+    torch.cuda.Stream = torch.cuda.Event = lambda *a, **k: None
     args.transformer_impl, args.moe_grouped_gemm = "local", False
     args.context_parallel_size = 1
     real.make_groups(args)
@@ -40,6 +41,7 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
     specs = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
     gpt = importlib.import_module("megatron.core.models.gpt")
     padding = importlib.import_module("megatron.core.tokenizers.utils.build_tokenizer")
+    gpt.GPTModel.setup_embeddings_and_output_layer = lambda self: None  # copies the tied weight between stages
     _without_head_sizes()
     groups, pp, vpp = real.groups, args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
     groups.set_pipeline_model_parallel_rank(rank)
@@ -65,7 +67,8 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
             if ".experts." in name:
                 experts += parameter.numel()
             else:
-                dense += parameter.numel()
+                whole = "_down_proj.weight" in name
+                dense += parameter.numel() * (args.tensor_model_parallel_size if whole else 1)
     return dense, experts
 
 
