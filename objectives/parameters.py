@@ -1,7 +1,8 @@
 """How many parameters one rank holds of each kind of block. Used by memory, communication and the optimizer step.
 
 Matrices are divided over tensor parallelism; norms, routers and MLA's down projections are replicated, as in
-Megatron-Core. With more tensor-parallel ranks than key/value heads every rank keeps one kv head.
+Megatron-Core. With more tensor-parallel ranks than key/value heads the weights are still divided over all ranks, while
+every rank computes with one whole kv head (its GPTModel on 16 ranks: tests/test_memory.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def loss_vocab(p: Instance, tp: Any) -> Any:
 
 
 def kv_heads_per_rank(p: Instance, tp: Any) -> Any:
-    """Key/value heads on a rank: kv heads / tp, at least one (replicated)."""
+    """Key/value heads that a rank computes with: kv heads / tp, at least one (gathered)."""
     return np.maximum(1.0, p.model.num_kv_heads / tp)
 
 
@@ -37,9 +38,10 @@ def attention_params(p: Instance, tp: Any) -> Any:
     replicated: Any = model.norms_per_layer * model.norm_params + (h if model.attention_out_bias else 0)
     if model.mla is None:
         k = model.head_dim
-        heads = 2 * a / tp + 2 * kv_heads_per_rank(p, tp)
-        biases = (a / tp + 2 * kv_heads_per_rank(p, tp)) * k if model.qkv_bias else 0.0
-        norms = {"none": 0.0, "head": 2.0 * k, "full": (a / tp + kv_heads_per_rank(p, tp)) * k}[model.qk_norm]
+        kv = model.num_kv_heads / tp
+        heads = 2 * a / tp + 2 * kv
+        biases = (a / tp + 2 * kv) * k if model.qkv_bias else 0.0
+        norms = {"none": 0.0, "head": 2.0 * k, "full": (a / tp + kv) * k}[model.qk_norm]
         return h * k * heads + biases + norms + replicated + (a / tp if model.attention_sinks else 0.0)
     mla = model.mla
     down = h * ((mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_rope_head_dim)

@@ -27,7 +27,7 @@ from parsolve.optimizer.tables import Table, build_tables
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
 
-GUESSES = (1.03, 1.08, 1.15, 1.25, 1.35, 1.5, 1.7, 2.0, 2.5, 4.0, 16.0, math.inf)
+GUESSES = (1.04, 1.12, 1.22, 1.35, 1.5, 1.65, 1.85, 2.2, 3.0, 16.0, math.inf)
 """Bounds tried, as multiples of the root lower bound."""
 JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""

@@ -72,7 +72,7 @@ def random_problem(seed: int, large: bool = False) -> Problem:
         options = {"gbs_tokens": rng.choice([10_000, 50_000])}
     workload = Workload(
         seq_len=rng.choice([512, 1000, 2048, 4096]),
-        framework=rng.choice(["megatron", "megatron", "deepspeed", "generic"]),
+        framework=rng.choice(["megatron", "megatron", "deepspeed", "generic", "torchtitan", "accelerate", "nemo"]),
         recompute=rng.choice([tuple(Recompute), (Recompute.NONE,), (Recompute.NONE, Recompute.FULL)]),
         **options,
     )

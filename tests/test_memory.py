@@ -105,3 +105,10 @@ def test_the_reserve_lowers_the_limit() -> None:
     problem = Problem("h100-sxm:1x8", "llama2-7b", seq_len=4096, gbs=64, memory_reserve="6GiB")
     plan = make_plan(problem, parse_config("tp=2", problem)[0])
     assert plan.estimate.memory_bytes["limit"] == problem.cluster.gpu.memory_bytes - 6 * 2**30
+
+
+def test_parameters_of_a_rank_equal_megatron_core() -> None:
+    """Qwen3-235B, tp 8 over 4 kv heads, pp 2, ep 8: parameters on each pipeline rank of the real GPTModel (0.19.2)."""
+    problem = Problem("h100-sxm:2x8", "qwen3-235b-a22b", seq_len=4096, gbs=64, without={"memory"})
+    stages = parts(problem, "tp=8,pp=2,etp=1,ep=8,zero=0")
+    assert [round(stage["parameters"] / 2) for stage in stages] == [14_715_588_352, 14_715_592_448]

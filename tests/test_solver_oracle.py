@@ -45,7 +45,14 @@ def test_large_problems_equal_the_oracle(seed: int) -> None:
 def test_random_problems_cover_the_kinds() -> None:
     problems = [random_problem(seed) for seed in range(300)]
     assert sum(p.model.moe is not None for p in problems) > 60
-    assert {p.workload.framework for p in problems} == {"megatron", "deepspeed", "generic"}
+    assert {p.workload.framework for p in problems} == {
+        "megatron",
+        "deepspeed",
+        "generic",
+        "torchtitan",
+        "accelerate",
+        "nemo",
+    }
     assert sum(p.per_token for p in problems) > 30
     assert sum(bool(p.rules) for p in problems) > 60
 

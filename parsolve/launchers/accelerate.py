@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import yaml
-
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments, Launch, ShellWord
@@ -47,6 +45,8 @@ class AccelerateLauncher:
                 f"run the line on each of the {problem.cluster.hosts} hosts, with MASTER_ADDR set to one of them and "
                 "MACHINE_RANK counting from 0"
             )
+        import yaml  # a tenth of a second that only this file needs
+
         text = yaml.safe_dump(accelerate_config(problem, config), sort_keys=False)
         return Launch({}, [*argv, "run_clm.py", *args.words], {CONFIG_FILE: text}, args.notes)
 
