@@ -6,7 +6,7 @@ dir=${1:?usage: bash conformance/setup.sh DIR}
 mkdir -p "$dir"; dir=$(cd "$dir" && pwd)
 [ -x "$dir/venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$dir/venv"
 pip="$dir/venv/bin/python -m pip install -q --disable-pip-version-check"
-$pip --extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0' numpy
+$pip "${TORCH:-torch==2.13.0}" numpy  # TORCH may name a CPU build, which is far smaller
 $pip 'setuptools<80' six pybind11 typing_extensions einops regex sentencepiece omegaconf pyyaml packaging 'transformers==5.24.0'
 $pip hjson triton 'deepspeed==0.19.8' 'accelerate==1.15.0'
 $pip tensorboard tyro tomli 'datasets>=3.6,<4.8' tokenizers torchdata safetensors 'spmd_types==0.2.3' 'torch_checkpointing>=0.1.0' torchao
