@@ -129,6 +129,8 @@ def main() -> None:
             "",
             f"`python benchmarks/solve.py --write`, top {options.top}, Python {platform.python_version()}, "
             f"{platform.machine()}, one solver thread. CPU-seconds of the solve: tables, bounds, ranking and proof.",
+            "The last column is the vectorised enumeration of the same space in the same process, when asked for "
+            f"(`--enumerate`, stopped after {options.enumerate:g} s of wall time).",
             "",
             HEADER,
             "|" + " --- |" * 12,
