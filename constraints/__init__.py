@@ -6,7 +6,7 @@ from parsolve.constraints import batch, context, expert, framework, fsdp, memory
 from parsolve.constraints import zero as zero_stages
 from parsolve.functions import Limit, Rule, Warning_
 
-RULES: tuple[Rule, ...] = (*world.RULES, *batch.RULES, *tensor.RULES, *context.RULES, *expert.RULES)
-RULES = (*RULES, *pipeline.RULES, *zero_stages.RULES, *framework.RULES, *fsdp.RULES)
+_TOPICS = (world, batch, tensor, context, expert, pipeline, zero_stages, framework, fsdp)
+RULES: tuple[Rule, ...] = tuple(rule for topic in _TOPICS for rule in topic.RULES)
 LIMITS: tuple[Limit, ...] = memory.LIMITS
 WARNINGS: tuple[Warning_, ...] = warnings.WARNINGS

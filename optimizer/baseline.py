@@ -15,6 +15,7 @@ from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.domains import divisors, reachable_batches, split_list
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
+from parsolve.splits import Splits
 
 LONG_SEQUENCE = 32768
 TOKENS_PER_CONTEXT_RANK = 16384
@@ -62,7 +63,8 @@ def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: R
     if gbs % dp:
         return None
     microbatches = gbs // dp
-    depths = [1, *range(2, problem.model.num_layers // pp + 1)] if pp > 1 else [1]
+    depths = range(1, problem.model.num_layers // pp + 1) if pp > 1 else (1,)
+    sequence_parallel = problem.instance(gbs, Splits((), ())).sequence_parallel and tp > 1
     best: Config | None = None
     for vpp in depths:
         for cut in split_list(problem, (pp,), (vpp,)).cuts[:6]:
@@ -80,7 +82,7 @@ def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: R
                 dp=dp,
                 edp=edp,
                 layers_per_stage=cut.layers,
-                sequence_parallel=problem.instance(gbs, split_list(problem, (1,), (1,))).sequence_parallel and tp > 1,
+                sequence_parallel=sequence_parallel,
             )
             if not violations(instance_for(problem, cut.layers, gbs), config):
                 best = best or config

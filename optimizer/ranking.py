@@ -237,7 +237,7 @@ class _Search:
             limit = min(self._limit(), base.lower_bound * guess)
             joined, found = self._enumerate(base, p, limit)
             self.say(self._progress(gbs, base.lower_bound, found))
-            if joined.complete and limit >= min(self._limit(), math.inf):
+            if joined.complete and limit >= self._limit():
                 break
             if not joined.complete and self.best.worst < math.inf:
                 # a sample filled the list: try once more below its last key

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from parsolve.specs import Recompute
-from parsolve.splits import Layers, model_order
+from parsolve.splits import Layers
+from parsolve.units import fold_layers
 
 
 @dataclass(frozen=True, order=True)
@@ -70,11 +71,4 @@ class Config:
 
     def layers_text(self) -> str:
         """``15|16*6|15``: layers per chunk in model order, repeats folded."""
-        counts = model_order(self.layers_per_stage)
-        runs: list[list[int]] = []
-        for n in counts:
-            if runs and runs[-1][0] == n:
-                runs[-1][1] += 1
-            else:
-                runs.append([n, 1])
-        return "|".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)
+        return fold_layers(self.layers_per_stage)

@@ -202,6 +202,7 @@ def test_a_time_limit_is_kept_and_told() -> None:
     problem = Problem("h100-sxm:16x8", "llama2-70b", seq_len=4096, gbs=1024)
     result = parsolve.solve(problem, time_limit=1e-6)
     assert result.status in ("feasible", "unknown")
+    assert (result.status == "unknown") == (not result.plans)
     assert result.to_json()["objective"]["bound"] is None or result.status == "feasible"
 
 
@@ -228,9 +229,13 @@ def test_a_token_target_is_not_exceeded_by_much() -> None:
     problem = Problem("h100-sxm:128x8", "llama3.1-8b", seq_len=8192, gbs_tokens=1_000_000)
     result = parsolve.solve(problem, top=5)
     assert all(1_000_000 <= plan.config.gbs * 8192 <= 1_250_000 + 8192 for plan in result.plans)
-    assert any(w.rule == "above_target" for plan in result.plans for w in plan.warnings) or all(
-        plan.config.gbs <= 128 for plan in result.plans
-    )
+    for plan in result.plans:
+        warned = any(w.rule == "above_target" for w in plan.warnings)
+        assert warned == (plan.config.gbs * 8192 > 1_050_000)
+    seven = Problem("h100-sxm:1x7", "llama2-7b", seq_len=4096, gbs_tokens=25 * 4096)
+    over = parsolve.solve(seven, top=1, pin={"dp": 7, "mbs": 2, "zero": 3}).best
+    assert over.config.gbs == 28
+    assert "above_target" in {w.rule for w in over.warnings}
 
 
 @pytest.mark.parametrize(

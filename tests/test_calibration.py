@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from parsolve.calibration import FITTED, Fit, calibrate, fold_of
-from parsolve.commands.calibrate import calibrate_command
+from parsolve.commands.calibrate import command as calibrate_command
 from parsolve.errors import SpecError
 from parsolve.profiles import load_profile
 from parsolve.validation import predict, read_runs

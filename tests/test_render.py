@@ -24,11 +24,12 @@ from parsolve.render import words
 from parsolve.render.data import to_csv, to_json
 from parsolve.render.launch import script
 from parsolve.render.table import Style, render_table
-from parsolve.render.text import clean, columns, fold_layers, seconds, significant, wrap
+from parsolve.render.text import clean, columns, seconds, significant, wrap
 from parsolve.result import SCHEMA_VERSION, Baseline, Infeasible, Relaxation, Result
 from parsolve.schema import VERSION, first_fault, schema
 from parsolve.specs import Model as ModelSpec
 from parsolve.specs import MoE
+from parsolve.units import fold_layers
 
 Json = dict[str, Any]
 

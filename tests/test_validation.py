@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from parsolve.commands.validate import validate_command
+from parsolve.commands.validate import command as validate_command
 from parsolve.evaluation import estimate, instance_for, stage_memories
 from parsolve.validation import predict, read_runs, summarise
 from parsolve.validation.cells import Unreadable, moe_layers, nics

@@ -45,6 +45,3 @@ def command(runs: str, output: str, profile: str | None, where: tuple[tuple[str,
         for line in result.report():
             to_stderr(line)
     return 0
-
-
-calibrate_command = command

@@ -52,6 +52,3 @@ def command(
     else:
         output.emit("\n\n".join(filter(None, (report.table(summary), report.worst_text(rows)))))
     return 0
-
-
-validate_command = command

@@ -164,3 +164,18 @@ def torchrun(args: Arguments, problem: Problem) -> list[str]:
         return [*words, "--standalone"]
     args.note(f"run the line on each of the {hosts} hosts, with MASTER_ADDR set to one of them")
     return [*words, "--rdzv-backend", "c10d", "--rdzv-endpoint", FIRST_HOST]
+
+
+def add_megatron_schedule(args: Arguments, problem: Problem, config: Config) -> None:
+    """Batch, steps, learning rate and evaluation, which Megatron-LM and Megatron-DeepSpeed spell alike."""
+    args.add("--micro-batch-size", config.mbs)
+    args.add("--global-batch-size", config.gbs)
+    args.add("--train-iters", train_steps(problem, config))
+    args.add("--lr", "1e-4")
+    args.add("--min-lr", "1e-5")
+    args.add("--lr-decay-style", "cosine")
+    args.add("--weight-decay", "0.1")
+    args.add("--clip-grad", "1.0")
+    args.add("--log-interval", 1)
+    args.add("--eval-interval", 1000)
+    args.add("--eval-iters", 1)

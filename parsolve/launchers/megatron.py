@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch, torchrun, train_steps
+from parsolve.launchers.base import Arguments, Launch, add_megatron_schedule, torchrun
 from parsolve.launchers.megatron_model import add_model, windowed
 from parsolve.launchers.megatron_options import SINCE
 from parsolve.problem import Problem
@@ -191,16 +191,6 @@ def _add_recompute(args: Arguments, config: Config) -> None:
 
 
 def _add_training(args: Arguments, problem: Problem, config: Config) -> None:
-    args.add("--micro-batch-size", config.mbs)
-    args.add("--global-batch-size", config.gbs)
-    args.add("--train-iters", train_steps(problem, config))
-    args.add("--lr", "1e-4")
-    args.add("--min-lr", "1e-5")
-    args.add("--lr-decay-style", "cosine")
-    args.add("--weight-decay", "0.1")
-    args.add("--clip-grad", "1.0")
-    args.add("--log-interval", 1)
-    args.add("--eval-interval", 1000)
-    args.add("--eval-iters", 1)
+    add_megatron_schedule(args, problem, config)
     args.add("--mock-data")
     args.add("--no-create-attention-mask-in-dataloader")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from parsolve.config import Config
 from parsolve.constraints.framework import megatron_deepspeed_gap
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, ShellWord, train_steps
+from parsolve.launchers.base import Arguments, ShellWord, add_megatron_schedule
 from parsolve.problem import Problem
 from parsolve.specs import Model, Recompute
 
@@ -126,17 +126,7 @@ def _add_training(args: Arguments, problem: Problem, config: Config) -> None:
     workload = problem.workload
     args.add("--fp16" if workload.precision == "fp16" else "--bf16")
     args.add("--optimizer", workload.optimizer)
-    args.add("--micro-batch-size", config.mbs)
-    args.add("--global-batch-size", config.gbs)
-    args.add("--train-iters", train_steps(problem, config))
-    args.add("--lr", "1e-4")
-    args.add("--min-lr", "1e-5")
-    args.add("--lr-decay-style", "cosine")
-    args.add("--weight-decay", "0.1")
-    args.add("--clip-grad", "1.0")
-    args.add("--log-interval", 1)
-    args.add("--eval-interval", 1000)
-    args.add("--eval-iters", 1)
+    add_megatron_schedule(args, problem, config)
     args.add("--data-path", DATA)
     args.add("--data-impl", "mmap")
     args.add("--split", "949,50,1")

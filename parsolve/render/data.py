@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from parsolve.render.text import fold_layers
+from parsolve.units import fold_layers
 
 CONFIG_COLUMNS = ("tp", "pp", "cp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "gbs", "vpp", "recompute")
 FIGURES = {

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from parsolve.render import words
-from parsolve.render.text import clean, fold_layers, gib, percent, significant, wrap
+from parsolve.render.text import clean, gib, percent, significant, wrap
+from parsolve.units import fold_layers
 
 JsonPlan = Mapping[str, Any]
 

@@ -69,16 +69,3 @@ def seconds(value: float) -> str:
 def gib(value: float) -> str:
     """Bytes as GiB with two decimals, without the unit."""
     return f"{value / 2**30:.2f}"
-
-
-def fold_layers(layers_per_stage: Sequence[Sequence[int]]) -> str:
-    """``15|16*6|15``: layers per chunk in model order, repeats folded."""
-    chunks = range(len(layers_per_stage[0])) if layers_per_stage else ()
-    counts = [rank[chunk] for chunk in chunks for rank in layers_per_stage]
-    runs: list[list[int]] = []
-    for n in counts:
-        if runs and runs[-1][0] == n:
-            runs[-1][1] += 1
-        else:
-            runs.append([n, 1])
-    return "|".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)

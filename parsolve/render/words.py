@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parsolve.render.text import clean, fold_layers, gib, percent, seconds, significant
+from parsolve.render.text import clean, gib, percent, seconds, significant
+from parsolve.units import fold_layers
 
 Data = Mapping[str, Any]
 

@@ -31,7 +31,6 @@ KERNELS = {
     "fused_softmax": "fused_softmax",
     "unfused": "unfused",
 }
-USES = ("time", "tflops", "rank", "memory", "oom")
 GIB = 2**30
 
 
