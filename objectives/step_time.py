@@ -2,9 +2,9 @@
 
 T = pipeline + exposed data-parallel traffic + exposed per-microbatch gathers + optimizer + fixed (+ a user's terms).
 
-pipeline = max over ranks i of (time of one microbatch ahead of i) + m * (time of one microbatch on i). With equal
-stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer, the 1F1B schedule's
-time; with unequal stages it never exceeds the schedule's true time.
+pipeline is the exact length of the schedule (objectives.schedule) whose passes ``pass_times`` gives. The tree holds a
+bound that never exceeds it: max over ranks i of (time of one microbatch ahead of i) + m * (time of one microbatch on i).
+With equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer.
 Source: Narayanan et al. 2021, section 2.2.
 
 Products are cancelled: m = GBS/(mbs*dp) and dp = N/(tp*cp*pp), so m*n_i*t = (pp*n_i) * (GBS*tp*cp/(N*mbs)*t), where the
@@ -13,9 +13,12 @@ second factor does not depend on pp, dp or m.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from parsolve.functions import Part, StageMax, Term, term
+import numpy as np
+
+from parsolve.functions import Array, Part, StageMax, Term, term
 from parsolve.objectives import (
     compute,
     context_comm,
@@ -27,6 +30,7 @@ from parsolve.objectives import (
     pipeline_comm,
 )
 from parsolve.objectives import tensor_comm as tensor
+from parsolve.objectives.schedule import Shape, makespan
 from parsolve.problem import Instance
 
 
@@ -69,8 +73,12 @@ def _moe_terms(p: Instance) -> tuple[Term, ...]:
     return (*MOE_TERMS, tensor.mlp_tensor_comm) if shared else MOE_TERMS
 
 
+EMBEDDING_TERMS = (compute.embedding_lookup, tensor.embedding_tensor_comm)
+HEAD_TERMS = (compute.output_layer, tensor.head_tensor_comm)
+
+
 def pipeline_time(p: Instance) -> StageMax:
-    """Microbatches through the slowest rank, after the wait for the first one."""
+    """The bound: microbatches through the slowest rank, after the wait for the first one."""
     parts: list[Part] = []
     has_dense, has_moe = p.model.num_dense_layers > 0, p.model.num_moe_layers > 0
 
@@ -85,27 +93,104 @@ def pipeline_time(p: Instance) -> StageMax:
     if has_moe:
         layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead)
     if p.profile.pipelined_member_time:  # zero for most stacks: then the solver need not carry it
-        parts += _pipelined_launch(p)
-    for t in (compute.embedding_lookup, tensor.embedding_tensor_comm):
-        parts.append(Part(t, counts.first_of_all, microbatch_share))
-        parts.append(Part(t, counts.embedding_ahead, label="bubble"))
-    parts += [Part(t, counts.last_of_all, microbatch_share) for t in (compute.output_layer, tensor.head_tensor_comm)]
+        if has_dense:
+            layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead)
+        if has_moe:
+            layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead)
+    layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead)
+    parts += [Part(t, counts.last_of_all, microbatch_share) for t in HEAD_TERMS]
     parts.append(Part(pipeline_comm.stage_transfer, counts.plain_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.overlapped_stage_transfer, counts.interleaved_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.stage_transfer, counts.transfers_ahead, label="bubble"))
     return StageMax("pipeline", tuple(parts))
 
 
-def _pipelined_launch(p: Instance) -> list[Part]:
-    """Host time that only pipelined runs pay; on the way of the first microbatch as well."""
-    parts: list[Part] = []
-    if p.model.num_dense_layers:
-        parts.append(Part(launch.dense_pipelined_launch, counts.dense_layers_of_all_pipelined, microbatch_share))
-        parts.append(Part(launch.dense_pipelined_launch, counts.dense_layers_ahead, label="bubble"))
-    if p.model.num_moe_layers:
-        parts.append(Part(launch.moe_pipelined_launch, counts.moe_layers_of_all_pipelined, microbatch_share))
-        parts.append(Part(launch.moe_pipelined_launch, counts.moe_layers_ahead, label="bubble"))
-    return parts
+DENSE_PIPELINED = (launch.dense_pipelined_launch,)
+MOE_PIPELINED = (launch.moe_pipelined_launch,)
+"""Host time that only pipelined runs pay; on the way of the first microbatch as well."""
+
+
+class Passes(NamedTuple):
+    """Times of one microbatch, s: forward and backward on each stage in model order, and the delay of a transfer."""
+
+    forward: Array
+    backward: Array
+    delay: float
+
+
+class Items(NamedTuple):
+    """Times of one microbatch, s, for one unit of what a stage can hold: (forward, backward) each.
+
+    ``transfer`` occupies the rank in every pass; ``delay`` passes between two ranks while both compute.
+    """
+
+    dense: tuple[float, float]
+    moe: tuple[float, float]
+    embedding: tuple[float, float]
+    head: tuple[float, float]
+    transfer: float
+    delay: float
+
+
+def items(p: Instance, values: Mapping[str, Any]) -> Items:
+    """The times of one configuration (scalar axis values).
+
+    A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
+    output layer's a third; of a transfer each direction pays half.
+    """
+    pipelined = values["pp"] > 1
+
+    def total(terms: tuple[Term, ...]) -> float:
+        return float(sum(t(p, values) for t in terms))
+
+    def split(time: float, forward: float) -> tuple[float, float]:
+        return time * forward, time * (1.0 - forward)
+
+    share = 1.0 / float(compute.passes(p, values["recompute"]))
+    dense = (*ATTENTION_TERMS, *DENSE_TERMS, *(DENSE_PIPELINED if pipelined and p.profile.pipelined_member_time else ()))
+    moe = (*ATTENTION_TERMS, *_moe_terms(p), *(MOE_PIPELINED if pipelined and p.profile.pipelined_member_time else ()))
+    transfer, delay = 0.0, 0.0
+    if pipelined and values["vpp"] == 1:
+        transfer = total((pipeline_comm.stage_transfer,))
+    elif pipelined:
+        transfer = total((pipeline_comm.overlapped_stage_transfer,))
+        delay = total((pipeline_comm.overlapped_stage_transfer_hidden,))
+    return Items(
+        split(total(dense) if p.model.num_dense_layers else 0.0, share),
+        split(total(moe) if p.model.num_moe_layers else 0.0, share),
+        split(total(EMBEDDING_TERMS), 1 / 3),
+        split(total(HEAD_TERMS), 1 / 3),
+        transfer / 2,
+        delay / 2,
+    )
+
+
+def pass_times(of: Items, dense: Array, moe: Array) -> Passes:
+    """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (stage,) in model order."""
+    forward, backward = (
+        dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(len(dense), of.embedding[i], of.head[i])
+        for i in (0, 1)
+    )
+    return Passes(forward, backward, of.delay)
+
+
+def _ends(stages: int, first: float, last: float) -> Array:
+    """``first`` on the first stage, ``last`` on the last, 0 between."""
+    extra = np.zeros(stages)
+    extra[0] += first
+    extra[-1] += last
+    return extra
+
+
+def shape_of(p: Instance, values: Mapping[str, Any]) -> Shape:
+    """The schedule of one configuration."""
+    return Shape(int(values["pp"]), int(values["vpp"]), int(values["grad_acc"]))
+
+
+def pipeline_length(p: Instance, values: Mapping[str, Any]) -> float:
+    """Exact length of the schedule of one configuration (scalar axis values, ``split`` a cut), s."""
+    dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"])])
+    return makespan(shape_of(p, values), *pass_times(items(p, values), dense, moe))
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:

@@ -17,9 +17,13 @@ from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
 from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
 from parsolve.objectives.network import inside_domain
-from parsolve.objectives.step_time import HIDDEN, step_time
+from parsolve.objectives.step_time import HIDDEN, pipeline_length, step_time
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Layers, Split, Splits, classify
+
+
+PIPELINE = "pipeline"
+"""The quantity of the step time that a schedule makes longer than its bound."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,10 @@ def _lines(quantity: StageMax, amounts: Array) -> dict[str, float]:
 
 
 def _times(point: _Point) -> tuple[dict[str, float], dict[str, float]]:
-    """Exposed and hidden time by line, each quantity on its own critical stage."""
+    """Exposed and hidden time by line, each quantity on its own critical stage.
+
+    What the schedule takes beyond the bound of its critical stage is waiting, so bubble.
+    """
     terms: dict[str, float] = {}
     hidden: dict[str, float] = {}
     for quantity in time_tree(point.p):
@@ -210,6 +217,9 @@ def _times(point: _Point) -> tuple[dict[str, float], dict[str, float]]:
                 if companion is not None and part.weight is not None:
                     amount = point.of(companion) * point.of(part.weight) * float(point.count(part)[slot])
                     behind[part.line] = behind.get(part.line, 0.0) + amount
+        if quantity.name == PIPELINE and point.values["pp"] > 1:
+            waiting = pipeline_length(point.p, point.values) - float(here.sum())
+            lines["bubble"] = lines.get("bubble", 0.0) + waiting
         for total, added in ((terms, lines), (hidden, behind)):
             for line, amount in added.items():
                 total[line] = total.get(line, 0.0) + amount
@@ -260,16 +270,25 @@ def estimate(p: Instance, config: Config) -> Estimate:
 _ALWAYS = {"parameters", "gradients", "optimizer", "activations", "logits", "fragmentation", "outside"}
 
 
-def total_time(p: Instance, values: Mapping[str, Any]) -> Any:
-    """Step time of scalar or array axis values, s."""
-    total: Any = 0.0
-    for quantity in time_tree(p):
-        total = total + quantity.value(p, values)
-    return total
+def exact(p: Instance, quantity: StageMax, values: Mapping[str, Any]) -> float:
+    """A quantity of one configuration (scalar axis values), the pipeline by its schedule."""
+    if quantity.name == PIPELINE and values["pp"] > 1:
+        return pipeline_length(p, values)
+    return float(quantity.value(p, values))
 
 
-def objective_value(p: Instance, values: Mapping[str, Any]) -> Any:
-    """The value that is minimised, for scalar or array axis values."""
+def total_time(p: Instance, values: Mapping[str, Any]) -> float:
+    """Step time of one configuration, s."""
+    return sum(exact(p, quantity, values) for quantity in time_tree(p))
+
+
+def objective_value(p: Instance, values: Mapping[str, Any]) -> float:
+    """The value that is minimised, for one configuration."""
+    return sum(weight * exact(p, quantity, values) for weight, quantity in objective_tree(p))
+
+
+def objective_bound(p: Instance, values: Mapping[str, Any]) -> Any:
+    """For scalar or array axis values: never above ``objective_value``, and equal to it without a pipeline."""
     total: Any = 0.0
     for weight, quantity in objective_tree(p):
         total = total + weight * quantity.value(p, values)

@@ -102,7 +102,7 @@ class Batch:
             seen.append(np.where(hidden, 0.0, amounts).sum(axis=1))
         total, metered = np.stack(totals), np.stack(seen)
         rows = np.arange(size)
-        last = p.splits.last[self.values["split"]].argmax(axis=1)
+        last = p.splits.features["last"][self.values["split"]].argmax(axis=1)
         read_last = np.array([run.stage == "last" for run in self.runs])
         stage = np.where(read_last, last, metered.argmax(axis=0))
         return total.max(axis=0), metered[stage, rows]
