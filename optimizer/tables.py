@@ -21,6 +21,11 @@ MAX_ROWS = 4_000_000
 """A table that would pass this many candidate rows is refused, by name."""
 MAX_WIDENING = 1
 """A leaf moves into a wider table when that has at most this many more axes."""
+MERGED_ROWS = 1_024
+"""Tables with common axes become one where that has no more rows than the larger of them, or than this."""
+
+Counts = dict[tuple[Count, int | None], Array]
+"""A count on every (cut, slot), by the number of microbatches where it depends on that."""
 
 
 @dataclass
@@ -35,9 +40,9 @@ class Table:
         """Number of rows."""
         return len(next(iter(self.values.values()))) if self.axes else 1
 
-    def keep(self, mask: Array) -> Table:
-        """The rows where ``mask`` is true."""
-        return Table(self.axes, {axis: column[mask] for axis, column in self.values.items()})
+    def keep(self, rows: Array) -> Table:
+        """The rows where a mask is true, or with the given numbers."""
+        return Table(self.axes, {axis: column[rows] for axis, column in self.values.items()})
 
 
 @dataclass
@@ -62,13 +67,30 @@ class Quantity:
 
 @dataclass
 class Tables:
-    """Everything tabulated for one instance."""
+    """Everything tabulated for one instance. ``counts`` is shared by all tables of the same list of cuts."""
 
     p: Instance
     domains: dict[str, Array]
     tables: list[Table]
     objective: list[Quantity] = field(default_factory=list)
     limits: list[Quantity] = field(default_factory=list)
+    counts: Counts = field(default_factory=dict)
+
+    def keep(self, alive: Sequence[Array]) -> Tables:
+        """The same with some rows of every table, and with the values that these rows still have."""
+
+        def kept(quantity: Quantity) -> Quantity:
+            groups = [Group(g.table, g.count, g.sign, g.cost[alive[g.table]]) for g in quantity.groups]
+            return Quantity(quantity.name, groups, quantity.at_least_zero, quantity.budget)
+
+        tables = [table.keep(mask) for table, mask in zip(self.tables, alive, strict=True)]
+        domains = dict(self.domains)
+        for axis, values in self.domains.items():
+            held = [table.values[axis] for table in tables if axis in table.axes]
+            if held:
+                domains[axis] = values[np.isin(values, np.concatenate(held))]
+        objective, limits = [kept(q) for q in self.objective], [kept(q) for q in self.limits]
+        return Tables(self.p, domains, tables, objective, limits, self.counts)
 
 
 def apply_rule(rule: Rule, p: Instance, values: Mapping[str, Any], size: int) -> Array:
@@ -110,6 +132,73 @@ def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rul
     return table
 
 
+def row_codes(table: Table, axes: Sequence[str], domains: Mapping[str, Array]) -> Array:
+    """Mixed-radix number of each row's values on ``axes``."""
+    code = np.zeros(table.size, dtype=np.int64)
+    for axis in axes:
+        code = code * len(domains[axis]) + np.searchsorted(domains[axis], table.values[axis])
+    return code
+
+
+class Partners:
+    """The rows of ``right`` that agree with each row of ``left`` on their common axes."""
+
+    def __init__(self, left: Table, right: Table, domains: Mapping[str, Array]) -> None:
+        self.left, self.right = left, right
+        shared = [axis for axis in right.axes if axis in left.axes]
+        left_code = row_codes(left, shared, domains)
+        right_code = row_codes(right, shared, domains)
+        self.order = np.argsort(right_code, kind="stable")
+        in_order = right_code[self.order]
+        self.start = np.searchsorted(in_order, left_code, side="left")
+        self.times = np.searchsorted(in_order, left_code, side="right") - self.start
+        self.size = int(self.times.sum())
+
+    def at_most(self, cost: Array, rows: int) -> Array | None:
+        """None, or the cheapest rows of ``left`` that together join to at most ``rows`` rows (at least one)."""
+        if self.size <= rows:
+            return None
+        order = np.argsort(cost, kind="stable")
+        last = max(1, int(np.searchsorted(np.cumsum(self.times[order]), rows)))
+        kept: Array = np.sort(order[:last])
+        return kept
+
+    def join(self) -> tuple[Array, Array, Table]:
+        """Row numbers of both sides, and the joined rows."""
+        left_rows = np.repeat(np.arange(len(self.times)), self.times)
+        offset = np.arange(len(left_rows)) - np.repeat(np.cumsum(self.times) - self.times, self.times)
+        right_rows = self.order[np.repeat(self.start, self.times) + offset]
+        values = {axis: column[left_rows] for axis, column in self.left.values.items()}
+        values |= {axis: self.right.values[axis][right_rows] for axis in self.right.axes if axis not in values}
+        return left_rows, right_rows, Table(tuple(values), values)
+
+
+def _merge(tables: list[Table], domains: Mapping[str, Array]) -> list[Table]:
+    """Fewer, wider tables: neighbours that join without growing (much) are joined, the smallest result first."""
+    tables = sorted(tables, key=lambda table: (table.size, table.axes))
+    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+    while True:
+        best: tuple[int, int, int] | None = None
+        for i, left in enumerate(tables):
+            for j in range(i):
+                right = tables[j]
+                if not set(left.axes) & set(right.axes):
+                    continue
+                name = (left.axes, right.axes)
+                if name not in sizes:
+                    sizes[name] = Partners(left, right, domains).size
+                size = sizes[name]
+                if size <= max(left.size, MERGED_ROWS) and (best is None or size < best[0]):
+                    best = (size, i, j)
+        if best is None:
+            return tables
+        _, i, j = best
+        joined = Partners(tables[i], tables[j], domains).join()[2]
+        axes = ordered(joined.axes)
+        tables = [table for k, table in enumerate(tables) if k not in (i, j)]
+        tables = sorted([*tables, Table(axes, joined.values)], key=lambda table: (table.size, table.axes))
+
+
 def _scopes(axes: Iterable[str], quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
     """Axis sets of the tables: those of leaves, of rules that fit into no leaf's, and every axis at least once."""
     wanted: set[tuple[str, ...]] = {(axis,) for axis in axes}
@@ -133,7 +222,7 @@ def _tabulated(
     groups: dict[tuple[int, Count | None, int], Group] = {}
     for part in quantity.parts:
         fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
-        index = min(fits, key=lambda i: (len(tables[i].axes), i))
+        index = min(fits, key=lambda i: (tables[i].size, i))
         table = tables[index]
         cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
         if not (np.isfinite(cost).all() and (cost >= 0).all()):
@@ -154,31 +243,49 @@ def build_tables(
     rules: Iterable[Rule] | None = None,
     limits: Iterable[Limit] | None = None,
     objective: bool = True,
+    counts: Counts | None = None,
 ) -> Tables:
-    """Tabulate the rules as row masks and the leaves as columns."""
+    """Tabulate the rules as row masks and the leaves as columns.
+
+    ``counts``: those of an instance of the same problem with the same list of cuts.
+    """
     active = tuple(active_rules(p.problem) if rules is None else rules)
     held = tuple(active_limits(p.problem) if limits is None else limits)
     summands = objective_tree(p) if objective else []
     budgets = [(limit.quantity(p), float(limit.budget(p))) for limit in held]
     scopes = _scopes(domains, [*(q for _, q in summands), *(q for q, _ in budgets)], active)
-    tables = [tabulate(p, axes, domains, active) for axes in scopes]
-    result = Tables(p, domains, tables)
+    tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains)
+    result = Tables(p, domains, tables, counts={} if counts is None else counts)
     result.objective = [_tabulated(p, quantity, tables, None, weight) for weight, quantity in summands]
     result.objective = [q for q in result.objective if any(group.sign > 0 for group in q.groups)]
     result.limits = [_tabulated(p, quantity, tables, budget) for quantity, budget in budgets]
     return result
 
 
-def coefficients(p: Instance, quantity: Quantity, splits: Array, grad_acc: Array) -> Array:
-    """Counts of each group: array (split, slot, group), for cuts ``splits`` at microbatch counts ``grad_acc``.
+def _count(tables: Tables, count: Count, depth: int | None) -> Array:
+    """(cut, slot): a count of every cut on the list."""
+    if (count, depth) not in tables.counts:
+        p = tables.p
+        shape = (len(p.splits.cuts), p.splits.slots)
+        here = {"split": np.arange(shape[0])[:, None], "grad_acc": depth, STAGE: np.arange(shape[1])[None, :]}
+        tables.counts[count, depth] = np.broadcast_to(np.asarray(count(p, here), dtype=float), shape)
+    return tables.counts[count, depth]
 
-    ``grad_acc`` broadcasts against ``splits``; groups without a count have 1 everywhere.
+
+def coefficients(tables: Tables, quantity: Quantity, splits: Array, depths: Array) -> Array:
+    """Counts of each group: array (depth, split, slot, group) for cuts ``splits`` and microbatch counts ``depths``.
+
+    Groups without a count have 1 everywhere.
     """
-    shape = (len(splits), p.splits.slots)
-    result = np.empty((*shape, len(quantity.groups)))
-    here = {"split": splits[:, None], "grad_acc": np.asarray(grad_acc)[..., None], STAGE: np.arange(shape[1])[None, :]}
+    result = np.ones((len(depths), len(splits), tables.p.splits.slots, len(quantity.groups)))
     for i, group in enumerate(quantity.groups):
-        result[:, :, i] = 1.0 if group.count is None else np.broadcast_to(group.count(p, here), shape)
+        if group.count is None:
+            continue
+        if "grad_acc" not in group.count.axes:
+            result[:, :, :, i] = _count(tables, group.count, None)[splits]
+        else:
+            for j, depth in enumerate(depths.tolist()):
+                result[j, :, :, i] = _count(tables, group.count, depth)[splits]
     return result
 
 
