@@ -162,11 +162,10 @@ def _layers_in_flight(p: Instance, chunk_layers: Any, split: Any, stage: Any, gr
     pp, vpp = p.splits.pp[split], p.splits.vpp[split]
     chunks = chunks_in_flight(p, split, stage, grad_acc)
     rounds, rest = chunks // (pp * vpp), chunks % (pp * vpp)
-    total: Any = 0
-    for chunk in range(chunk_layers.shape[2]):
-        here = rounds * pp + np.clip(rest - chunk * pp, 0, pp)
-        total = total + np.where(chunk < vpp, here, 0) * chunk_layers[split, stage, chunk]
-    return total
+    full, part = rest // pp, rest % pp  # of the last round: chunks with all pp microbatches, microbatches of the next
+    behind = np.cumsum(chunk_layers, axis=2) - chunk_layers
+    whole = chunk_layers.sum(axis=2)[split, stage]
+    return rounds * pp * whole + pp * behind[split, stage, full] + part * chunk_layers[split, stage, full]
 
 
 @count

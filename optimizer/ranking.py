@@ -31,6 +31,8 @@ GUESSES = (1.04, 1.12, 1.22, 1.35, 1.5, 1.65, 1.85, 2.2, 3.0, 16.0, math.inf)
 """Bounds tried, as multiples of the root lower bound."""
 JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""
+SAMPLE_ROWS = 2_000
+"""Partial assignments kept in the first look, whose plans set the bound."""
 MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
 SLACK = 1e-9
@@ -229,8 +231,11 @@ class _Search:
         base = Filter(build_tables(p, domains))
         if not base.reduce(self._limit()):
             return True, math.inf
+        base = base.compact()
         self.result.open_bound = base.lower_bound
         joined: Joined | None = None
+        if self.best.worst == math.inf and self.best.query.top is not None:
+            self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
         for guess in GUESSES if self.best.worst == math.inf else (math.inf,):
             if self.clock.over():
                 return False, base.lower_bound
@@ -277,13 +282,13 @@ class _Search:
         best = f"best {ranked[0].key:.4g} ({ranked[0].step_time_s:.4g} s a step)"
         return f"batch {gbs}: {best}, bound {bound:.4g}, gap {gap:.1%}, {found} plans in reach"
 
-    def _enumerate(self, base: Filter, p: Instance, limit: float) -> tuple[Joined, int]:
+    def _enumerate(self, base: Filter, p: Instance, limit: float, max_rows: int = 0) -> tuple[Joined, int]:
         """Join and evaluate everything up to ``limit``; the join, and how many legal plans it holds."""
         work = base.copy()
         if not work.reduce(limit):
             return Joined(Table((), {}), np.zeros(0), True, limit), 0
         capped = self.best.query.top is not None or self.best.query.cap < math.inf
-        joined = join(work, limit, JOIN_ROWS if capped else 50 * JOIN_ROWS)
+        joined = join(work, limit, max_rows or (JOIN_ROWS if capped else 50 * JOIN_ROWS))
         table, found = joined.table, 0
         for start in range(0, table.size, JOIN_ROWS):
             if self.clock.over():
