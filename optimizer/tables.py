@@ -6,6 +6,7 @@ that depend on them. Leaves of a narrower scope are columns of the wider table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,17 @@ import numpy as np
 
 from parsolve.errors import SpecError
 from parsolve.evaluation import active_limits, active_rules, objective_tree
-from parsolve.functions import STAGE, Array, Count, Limit, Rule, StageMax, ordered
+from parsolve.functions import AXES, STAGE, Array, Count, Function, Limit, Part, Rule, StageMax, ordered
 from parsolve.problem import Instance
 
 MAX_ROWS = 4_000_000
 """A table that would pass this many candidate rows is refused, by name."""
 MAX_WIDENING = 1
 """A leaf moves into a wider table when that has at most this many more axes."""
+LOOKUP_ROWS = 2_048
+"""From this many rows on a look-up table is quicker than a binary search."""
+MESH_EXCESS = 3
+"""A function is evaluated on the product of its domains where that has at most this many times its table's rows."""
 MERGED_ROWS = 1_024
 """Tables with common axes become one where that has no more rows than the larger of them, or than this."""
 
@@ -136,8 +141,18 @@ def row_codes(table: Table, axes: Sequence[str], domains: Mapping[str, Array]) -
     """Mixed-radix number of each row's values on ``axes``."""
     code = np.zeros(table.size, dtype=np.int64)
     for axis in axes:
-        code = code * len(domains[axis]) + np.searchsorted(domains[axis], table.values[axis])
+        code = code * len(domains[axis]) + _positions(table.values[axis], domains[axis])
     return code
+
+
+def _positions(values: Array, domain: Array) -> Array:
+    """The place of each value in an ascending domain; by look-up where that is quicker than a search."""
+    if len(values) < LOOKUP_ROWS or not len(domain) or domain[-1] > len(values):
+        return np.searchsorted(domain, values)
+    place = np.zeros(int(domain[-1]) + 1, dtype=np.int64)
+    place[domain] = np.arange(len(domain))
+    found: Array = place[values]
+    return found
 
 
 class Partners:
@@ -173,6 +188,15 @@ class Partners:
         return left_rows, right_rows, Table(tuple(values), values)
 
 
+def _joined_size(left: Table, right: Table, domains: Mapping[str, Array]) -> int:
+    """Rows of the join of two tables."""
+    shared = [axis for axis in right.axes if axis in left.axes]
+    present, here = np.unique(row_codes(right, shared, domains), return_counts=True)
+    code = row_codes(left, shared, domains)
+    at = np.minimum(np.searchsorted(present, code), max(0, len(present) - 1))
+    return int(here[at][present[at] == code].sum()) if len(present) else 0
+
+
 def _merge(tables: list[Table], domains: Mapping[str, Array]) -> list[Table]:
     """Fewer, wider tables: neighbours that join without growing (much) are joined, the smallest result first."""
     tables = sorted(tables, key=lambda table: (table.size, table.axes))
@@ -186,7 +210,7 @@ def _merge(tables: list[Table], domains: Mapping[str, Array]) -> list[Table]:
                     continue
                 name = (left.axes, right.axes)
                 if name not in sizes:
-                    sizes[name] = Partners(left, right, domains).size
+                    sizes[name] = _joined_size(left, right, domains)
                 size = sizes[name]
                 if size <= max(left.size, MERGED_ROWS) and (best is None or size < best[0]):
                     best = (size, i, j)
@@ -216,18 +240,66 @@ def _widening(axes: tuple[str, ...]) -> int:
     return 6 if len(axes) <= 1 else (2 if len(axes) <= 3 else MAX_WIDENING)
 
 
+class _Leaves:
+    """Leaves over the rows of tables.
+
+    Built-in functions are evaluated once, on the product of the domains of their axes, one array dimension each, so
+    that what depends on few axes is computed on few numbers. The user's own get columns of rows, as do functions whose
+    product is much larger than their table.
+    """
+
+    def __init__(self, p: Instance, domains: Mapping[str, Array]) -> None:
+        self.p, self.domains = p, domains
+        self.own = {*p.problem.terms, *(part.term for x in p.problem.limits for part in x.quantity(p).parts)}
+        self.known: dict[Function, Array] = {}
+        self.mesh: dict[str, Array] = {}
+        for i, axis in enumerate(AXES):
+            if axis in domains:
+                self.mesh[axis] = domains[axis].reshape([-1 if k == i else 1 for k in range(len(AXES))])
+        self.places: dict[tuple[int, str], Array] = {}
+
+    def of(self, part: Part, table: Table) -> Array:
+        """A cost per row, finite and not negative.
+
+        Raises
+        ------
+        SpecError: it is not.
+        """
+        cost = self._function(part.term, table)
+        if part.weight is not None:
+            cost = cost * self._function(part.weight, table)
+        if not (np.isfinite(cost).all() and (cost >= 0).all()):
+            raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
+        return cost
+
+    def _function(self, function: Function, table: Table) -> Array:
+        product = math.prod(len(self.domains[axis]) for axis in function.axes)
+        if function in self.own or product > MESH_EXCESS * table.size:
+            return np.broadcast_to(np.asarray(function(self.p, table.values), dtype=float), (table.size,))
+        if function not in self.known:
+            self.known[function] = np.asarray(function(self.p, self.mesh), dtype=float)
+        value = self.known[function]
+        if value.ndim == 0:
+            return np.broadcast_to(value, (table.size,))
+        places = tuple(self._place(table, axis) if value.shape[i] > 1 else 0 for i, axis in enumerate(AXES))
+        found = value[places]
+        return np.broadcast_to(found, (table.size,))
+
+    def _place(self, table: Table, axis: str) -> Array:
+        name = (id(table), axis)
+        if name not in self.places:
+            self.places[name] = _positions(table.values[axis], self.domains[axis])
+        return self.places[name]
+
+
 def _tabulated(
-    p: Instance, quantity: StageMax, tables: list[Table], budget: float | None, weight: float = 1.0
+    leaves: _Leaves, quantity: StageMax, tables: list[Table], budget: float | None, weight: float = 1.0
 ) -> Quantity:
     groups: dict[tuple[int, Count | None, int], Group] = {}
     for part in quantity.parts:
         fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
         index = min(fits, key=lambda i: (tables[i].size, i))
-        table = tables[index]
-        cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
-        if not (np.isfinite(cost).all() and (cost >= 0).all()):
-            raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
-        cost = weight * cost
+        cost = weight * leaves.of(part, tables[index])
         key = (index, part.count, part.sign)
         if key in groups:
             groups[key].cost = groups[key].cost + cost
@@ -256,9 +328,10 @@ def build_tables(
     scopes = _scopes(domains, [*(q for _, q in summands), *(q for q, _ in budgets)], active)
     tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains)
     result = Tables(p, domains, tables, counts={} if counts is None else counts)
-    result.objective = [_tabulated(p, quantity, tables, None, weight) for weight, quantity in summands]
+    leaves = _Leaves(p, domains)
+    result.objective = [_tabulated(leaves, quantity, tables, None, weight) for weight, quantity in summands]
     result.objective = [q for q in result.objective if any(group.sign > 0 for group in q.groups)]
-    result.limits = [_tabulated(p, quantity, tables, budget) for quantity, budget in budgets]
+    result.limits = [_tabulated(leaves, quantity, tables, budget) for quantity, budget in budgets]
     return result
 
 
