@@ -77,12 +77,13 @@ def row_costs(tables: Tables, quantities: Sequence[Quantity]) -> list[Array]:
 class Filter:
     """The surviving rows of every table under a bound."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, links: list[_Link] | None = None) -> None:
+        """``links``: those of a filter over the same rows."""
         self.tables = tables
         self.alive = [np.ones(table.size, dtype=bool) for table in tables.tables]
         self.costs = row_costs(tables, tables.objective)
         self.limit_costs = [(row_costs(tables, [limit]), limit.budget or 0.0) for limit in tables.limits]
-        self.links = _links(tables.tables, tables.domains)
+        self.links = _links(tables.tables, tables.domains) if links is None else links
         self.lower_bound = 0.0
 
     def reduce(self, bound: float = INFINITE) -> bool:

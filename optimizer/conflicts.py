@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from parsolve.config import Config
 from parsolve.constraints.memory import memory, stage_memory
@@ -22,13 +24,15 @@ from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
 from parsolve.optimizer.ranking import Query, configs_of, evaluate_rows, rank
-from parsolve.optimizer.tables import build_tables
-from parsolve.problem import Problem, replace_workload
+from parsolve.optimizer.spaces import Spaces
+from parsolve.optimizer.tables import Table
+from parsolve.problem import Instance, Problem, replace_workload
 from parsolve.result import Infeasible, Relaxation
 from parsolve.specs import Cluster, Recompute
 from parsolve.units import format_bytes
 
-SAMPLE_ROWS = 20_000
+SAMPLE_ROWS = (300, 20_000, 2_000_000)
+"""Partial assignments that a feasibility question keeps in its first, second and last join."""
 TIME_BUDGET_S = 20.0
 """Relaxations stop being searched for after this long; what was found is printed."""
 
@@ -37,44 +41,48 @@ class OutOfTime(Exception):
     """The time for explaining ran out."""
 
 
-def first_legal(problem: Problem, deadline: float = math.inf) -> Config | None:
+def first_legal(
+    problem: Problem,
+    deadline: float = math.inf,
+    spaces: Spaces | None = None,
+    seen: Callable[[Instance, Table], None] = lambda p, table: None,
+) -> Config | None:
     """Any legal plan, or None with certainty that there is none.
+
+    ``spaces``: shared tables of a problem that this one narrows. ``seen`` is shown the joined rows, legal or not.
 
     Raises
     ------
     OutOfTime: ``time.perf_counter()`` passed the deadline.
     """
+    spaces = spaces or Spaces(problem, objective=False)
     for gbs in domain_module.reachable_batches(problem):
         if time.perf_counter() > deadline:
             raise OutOfTime
-        p, domains = domain_module.build(problem, gbs)
-        if any(len(values) == 0 for values in domains.values()):
+        space = spaces.once(problem, gbs) if spaces.problem is problem else spaces.at(problem, gbs)
+        if space.rows is None:
             continue
-        work = Filter(build_tables(p, domains, objective=False))
-        if not work.reduce():
-            continue
-        for rows in (SAMPLE_ROWS, 100 * SAMPLE_ROWS):
+        for rows in SAMPLE_ROWS:
             if time.perf_counter() > deadline:
                 raise OutOfTime
-            joined = join(work, math.inf, rows)
-            _, legal = evaluate_rows(p, joined.table, cost=False)
+            joined = join(space.rows, math.inf, rows)
+            _, legal = evaluate_rows(space.p, joined.table, cost=False)
+            if joined.table.size:
+                seen(space.p, joined.table)
             if legal.any():
-                return configs_of(p, joined.table, [int(legal.argmax())])[0]
+                return configs_of(space.p, joined.table, [int(legal.argmax())])[0]
             if joined.complete:
                 break
         else:
-            found = _by_cp_sat(problem, work)
+            found = _by_cp_sat(space.p, space.rows)
             if found is not None:
                 return found
     return None
 
 
-def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
+def _by_cp_sat(p: Instance, work: Filter) -> Config | None:
     """The same question to CP-SAT, for spaces too large to join."""
-    import numpy as np
-
     from parsolve.optimizer.model import CpModel
-    from parsolve.optimizer.tables import Table
 
     model = CpModel(work.tables, work.alive, math.inf)
     while True:
@@ -82,8 +90,8 @@ def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
         if outcome.values is None:
             return None
         table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-        if evaluate_rows(work.tables.p, table, cost=False)[1][0]:
-            return configs_of(work.tables.p, table, [0])[0]
+        if evaluate_rows(p, table, cost=False)[1][0]:
+            return configs_of(p, table, [0])[0]
         model.block(outcome.values)
 
 
@@ -103,6 +111,50 @@ def droppable(problem: Problem) -> list[Rule | Limit]:
     return [*active_limits(problem), *rules]
 
 
+class Feasibility:
+    """Which subsets of the droppable rules and limits leave a plan.
+
+    The tables are built once, with the background rules only; a subset is a set of masks and budgets on them. Rows seen
+    are remembered by the members that they satisfy, and so are refuted subsets: most questions need no search.
+    """
+
+    def __init__(self, problem: Problem, deadline: float = math.inf) -> None:
+        self.problem, self.deadline = problem, deadline
+        self.members = droppable(problem)
+        self.spaces = Spaces(keep_only(problem, []), objective=False, room=self.members)
+        self.satisfied: set[frozenset[Rule | Limit]] = set()
+        self.refuted: list[frozenset[Rule | Limit]] = []
+
+    def of(self, kept: Iterable[Rule | Limit]) -> bool:
+        """Whether some plan obeys the background and all of ``kept``.
+
+        Raises
+        ------
+        OutOfTime: the deadline passed.
+        """
+        members = frozenset(kept)
+        if any(members <= known for known in self.satisfied):
+            return True
+        if any(known <= members for known in self.refuted):
+            return False
+        found = first_legal(keep_only(self.problem, list(members)), self.deadline, self.spaces, self._remember)
+        if found is None:
+            self.refuted.append(members)
+        else:
+            self.satisfied.add(members)
+        return found is not None
+
+    def _remember(self, p: Instance, table: Table) -> None:
+        """Note which members each row satisfies."""
+        part = table.keep(np.arange(0, table.size, -(-table.size // SAMPLE_ROWS[0])))
+        holds = np.empty((part.size, len(self.members)), dtype=bool)
+        for i, member in enumerate(self.members):
+            answer = member(p, part.values) if isinstance(member, Rule) else member.holds(p, part.values)
+            holds[:, i] = np.asarray(answer, dtype=bool)
+        for pattern in np.unique(holds, axis=0):
+            self.satisfied.add(frozenset(m for m, held in zip(self.members, pattern, strict=True) if held))
+
+
 def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
     """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan.
 
@@ -110,12 +162,10 @@ def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule 
     ------
     OutOfTime: the deadline passed.
     """
-
-    def feasible(kept: Sequence[Rule | Limit]) -> bool:
-        return first_legal(keep_only(problem, kept), deadline) is not None
+    feasible = Feasibility(problem, deadline)
 
     def explain(background: list[Rule | Limit], delta: bool, candidates: list[Rule | Limit]) -> list[Rule | Limit]:
-        if delta and not feasible(background):
+        if delta and not feasible.of(background):
             return []
         if len(candidates) == 1:
             return candidates
@@ -125,9 +175,9 @@ def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule 
         from_first = explain([*background, *from_second], bool(from_second), first)
         return [*from_first, *from_second]
 
-    if not feasible([]):
+    if not feasible.of([]):
         return []
-    return explain([], False, droppable(problem))
+    return explain([], False, feasible.members)
 
 
 @dataclass

@@ -90,7 +90,8 @@ class _Bound:
 def join(work: Filter, limit: float, max_rows: int) -> Joined:
     """Join the surviving rows of ``work`` under ``limit``.
 
-    When more than ``max_rows`` partial assignments are open the cheapest are kept, so the result is still a sample.
+    When more than ``max_rows`` partial assignments are open the cheapest are kept (without an objective: those that use
+    the least of their budgets), so the result is still a sample.
     """
     tables, domains = work.tables, work.tables.domains
     live = [table.keep(mask) for table, mask in zip(tables.tables, work.alive, strict=True)]
@@ -99,19 +100,19 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
     values: list[Array | None] = [None] * len(bounds)
     current, complete = Table((), {}), True
     rows: dict[int, Array] = {i: np.zeros(1, dtype=np.int64) for i, table in enumerate(live) if not table.axes}
-    cost = np.zeros(1)
+    cost, use = np.zeros(1), np.zeros(1)
     todo = [i for i, table in enumerate(live) if table.axes]
 
     def choose(kept: Array) -> None:
-        nonlocal current, rows, cost, values
-        current, rows, cost = current.keep(kept), {k: at[kept] for k, at in rows.items()}, cost[kept]
+        nonlocal current, rows, cost, use, values
+        current, rows, cost, use = current.keep(kept), {k: at[kept] for k, at in rows.items()}, cost[kept], use[kept]
         values = [None if value is None else value[kept] for value in values]
 
     while todo:
         i = min(todo, key=lambda k: _growth(current, live[k], domains))
         todo.remove(i)
         partners = Partners(current, live[i], domains)
-        few = partners.at_most(cost, EXPANSION * max_rows)
+        few = partners.at_most(cost if tables.objective else use, EXPANSION * max_rows)
         if few is not None:
             complete = False
             choose(few)
@@ -129,14 +130,17 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
             kept = value <= (limit if budget is None else budget) * (1 + SLACK)
             if not kept.all():
                 choose(kept)
-        cost = np.zeros(current.size)
+        cost, use = np.zeros(current.size), np.zeros(current.size)
         for bound, value in zip(bounds, values, strict=True):
-            if bound.quantity.budget is None and value is not None:
+            if value is not None and bound.quantity.budget is None:
                 cost = cost + value
+            elif value is not None:
+                use = use + value / max(bound.quantity.budget or 0.0, 1e-9)
         kept = cost <= limit * (1 + SLACK)
         if current.size and int(kept.sum()) > max_rows:
             complete = False
-            kept &= cost <= np.partition(cost, max_rows)[max_rows]
+            order = cost if tables.objective else use
+            kept &= order <= np.partition(order, max_rows)[max_rows]
         if not kept.all():
             choose(kept)
     return Joined(current, cost, complete, limit)

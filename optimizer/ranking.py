@@ -23,7 +23,8 @@ from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import Joined, join
-from parsolve.optimizer.tables import Table, build_tables
+from parsolve.optimizer.spaces import Spaces
+from parsolve.optimizer.tables import Table
 from parsolve.problem import STEP_TIME, Instance, Problem
 from parsolve.specs import Recompute
 
@@ -164,14 +165,15 @@ def rank(
     progress: Callable[[str], None] | None = None,
     log: bool = False,
     seeds: Iterable[Config] = (),
+    spaces: Spaces | None = None,
 ) -> Ranking:
     """The best legal plans that the query asks for, in exact order.
 
     ``seeds`` are plans to start from (the rule of thumb, an earlier result); what is illegal, or outside the stated
-    domains, is ignored.
+    domains, is ignored. ``spaces``: shared tables of a problem that this one narrows.
     """
     clock, best, result = _Clock(time_limit), _List(query), Ranking()
-    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds))
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces)
     batches = domain_module.reachable_batches(problem)
     result.complete = True
     lowest = math.inf
@@ -221,19 +223,24 @@ class _Search:
     say: Callable[[str], None]
     log: bool
     seeds: tuple[Config, ...]
+    spaces: Spaces | None
+    own: Spaces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = Spaces(self.problem)
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
-        p, domains = domain_module.build(self.problem, gbs)
+        if self.spaces is None:
+            space = self.own.once(self.problem, gbs, self._limit())
+        else:
+            space = self.spaces.at(self.problem, gbs, self._limit())
+        p, domains, base = space.p, space.domains, space.rows
         self.result.domains = _merged(self.result.domains, p, domains)
-        if any(len(values) == 0 for values in domains.values()):
-            return True, math.inf
         self._plant(p, domains)
         self.result.search_space += math.prod(len(v) for a, v in domains.items() if a not in ("edp", "shards", "dp"))
-        base = Filter(build_tables(p, domains))
-        if not base.reduce(self._limit()):
+        if base is None:
             return True, math.inf
-        base = base.compact()
         self.result.open_bound = base.lower_bound
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:

@@ -240,7 +240,7 @@ def _widening(axes: tuple[str, ...]) -> int:
     return 6 if len(axes) <= 1 else (2 if len(axes) <= 3 else MAX_WIDENING)
 
 
-class _Leaves:
+class Leaves:
     """Leaves over the rows of tables.
 
     Built-in functions are evaluated once, on the product of the domains of their axes, one array dimension each, so
@@ -248,8 +248,8 @@ class _Leaves:
     product is much larger than their table.
     """
 
-    def __init__(self, p: Instance, domains: Mapping[str, Array]) -> None:
-        self.p, self.domains = p, domains
+    def __init__(self, p: Instance, domains: Mapping[str, Array], tables: Sequence[Table]) -> None:
+        self.p, self.domains, self.tables = p, domains, tables
         self.own = {*p.problem.terms, *(part.term for x in p.problem.limits for part in x.quantity(p).parts)}
         self.known: dict[Function, Array] = {}
         self.mesh: dict[str, Array] = {}
@@ -257,6 +257,33 @@ class _Leaves:
             if axis in domains:
                 self.mesh[axis] = domains[axis].reshape([-1 if k == i else 1 for k in range(len(AXES))])
         self.places: dict[tuple[int, str], Array] = {}
+
+    def fits(self, axes: Iterable[str]) -> int | None:
+        """The smallest table with these axes, None when no table has them all."""
+        wanted = set(axes)
+        holders = [i for i, table in enumerate(self.tables) if wanted <= set(table.axes)]
+        return min(holders, key=lambda i: (self.tables[i].size, i), default=None)
+
+    def quantity(self, quantity: StageMax, budget: float | None, weight: float = 1.0) -> Quantity:
+        """A worst-stage sum over the tables, each leaf on the smallest table with its axes.
+
+        Raises
+        ------
+        KeyError: no table has the axes of a part.
+        """
+        groups: dict[tuple[int, Count | None, int], Group] = {}
+        for part in quantity.parts:
+            index = self.fits(part.axes)
+            if index is None:
+                raise KeyError(part.axes)
+            cost = weight * self.of(part, self.tables[index])
+            key = (index, part.count, part.sign)
+            if key in groups:
+                groups[key].cost = groups[key].cost + cost
+            else:
+                groups[key] = Group(index, part.count, part.sign, np.array(cost))
+        live = [group for group in groups.values() if group.cost.any()]
+        return Quantity(quantity.name, live, quantity.at_least_zero, budget)
 
     def of(self, part: Part, table: Table) -> Array:
         """A cost per row, finite and not negative.
@@ -292,46 +319,30 @@ class _Leaves:
         return self.places[name]
 
 
-def _tabulated(
-    leaves: _Leaves, quantity: StageMax, tables: list[Table], budget: float | None, weight: float = 1.0
-) -> Quantity:
-    groups: dict[tuple[int, Count | None, int], Group] = {}
-    for part in quantity.parts:
-        fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
-        index = min(fits, key=lambda i: (tables[i].size, i))
-        cost = weight * leaves.of(part, tables[index])
-        key = (index, part.count, part.sign)
-        if key in groups:
-            groups[key].cost = groups[key].cost + cost
-        else:
-            groups[key] = Group(index, part.count, part.sign, np.array(cost))
-    live = [group for group in groups.values() if group.cost.any()]
-    return Quantity(quantity.name, live, quantity.at_least_zero, budget)
-
-
 def build_tables(
     p: Instance,
     domains: dict[str, Array],
-    rules: Iterable[Rule] | None = None,
-    limits: Iterable[Limit] | None = None,
     objective: bool = True,
     counts: Counts | None = None,
+    room: Iterable[Rule | Limit] = (),
 ) -> Tables:
-    """Tabulate the rules as row masks and the leaves as columns.
+    """Tabulate the rules of ``p``'s problem as row masks and the leaves as columns.
 
-    ``counts``: those of an instance of the same problem with the same list of cuts.
+    ``counts``: those of an instance of the same problem with the same list of cuts. ``room``: rules and limits that do
+    not hold here, but whose axes shall fit into a table.
     """
-    active = tuple(active_rules(p.problem) if rules is None else rules)
-    held = tuple(active_limits(p.problem) if limits is None else limits)
+    active, held = active_rules(p.problem), active_limits(p.problem)
     summands = objective_tree(p) if objective else []
-    budgets = [(limit.quantity(p), float(limit.budget(p))) for limit in held]
-    scopes = _scopes(domains, [*(q for _, q in summands), *(q for q, _ in budgets)], active)
+    later = list(room)
+    amounts = [x.quantity(p) for x in (*held, *(x for x in later if isinstance(x, Limit)))]
+    wanted = [*active, *(x for x in later if isinstance(x, Rule))]
+    scopes = _scopes(domains, [*(q for _, q in summands), *amounts], wanted)
     tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains)
     result = Tables(p, domains, tables, counts={} if counts is None else counts)
-    leaves = _Leaves(p, domains)
-    result.objective = [_tabulated(leaves, quantity, tables, None, weight) for weight, quantity in summands]
+    leaves = Leaves(p, domains, tables)
+    result.objective = [leaves.quantity(quantity, None, weight) for weight, quantity in summands]
     result.objective = [q for q in result.objective if any(group.sign > 0 for group in q.groups)]
-    result.limits = [_tabulated(leaves, quantity, tables, budget) for quantity, budget in budgets]
+    result.limits = [leaves.quantity(limit.quantity(p), float(limit.budget(p))) for limit in held]
     return result
 
 
