@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from parsolve.config import Config
 from parsolve.constraints.memory import memory, stage_memory
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation, active_limits, active_rules
-from parsolve.functions import Limit, Rule
+from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
@@ -112,72 +112,119 @@ def droppable(problem: Problem) -> list[Rule | Limit]:
 
 
 class Feasibility:
-    """Which subsets of the droppable rules and limits leave a plan.
+    """Which subsets of droppable rules and limits leave a plan: for a problem, and for it with more rules.
 
     The tables are built once, with the background rules only; a subset is a set of masks and budgets on them. Rows seen
     are remembered by the members that they satisfy, and so are refuted subsets: most questions need no search.
     """
 
     def __init__(self, problem: Problem, deadline: float = math.inf) -> None:
-        self.problem, self.deadline = problem, deadline
-        self.members = droppable(problem)
-        self.spaces = Spaces(keep_only(problem, []), objective=False, room=self.members)
+        self.deadline = deadline
+        self.spaces = Spaces(keep_only(problem, []), objective=False, room=droppable(problem))
         self.satisfied: set[frozenset[Rule | Limit]] = set()
         self.refuted: list[frozenset[Rule | Limit]] = []
+        batches = domain_module.reachable_batches(problem)
+        self.any_batch = _AnyBatch(problem, batches) if len(batches) > 1 else None
 
-    def of(self, kept: Iterable[Rule | Limit]) -> bool:
-        """Whether some plan obeys the background and all of ``kept``.
+    def conflict(self, problem: Problem) -> list[Rule | Limit]:
+        """QuickXplain over the droppable rules and limits of an infeasible problem.
+
+        The problem is the one of this object, or it with more rules. Empty when the background alone excludes every
+        plan.
 
         Raises
         ------
         OutOfTime: the deadline passed.
         """
-        members = frozenset(kept)
-        if any(members <= known for known in self.satisfied):
-            return True
-        if any(known <= members for known in self.refuted):
-            return False
-        found = first_legal(keep_only(self.problem, list(members)), self.deadline, self.spaces, self._remember)
-        if found is None:
-            self.refuted.append(members)
-        else:
-            self.satisfied.add(members)
-        return found is not None
+        members = droppable(problem)
 
-    def _remember(self, p: Instance, table: Table) -> None:
-        """Note which members each row satisfies."""
-        part = table.keep(np.arange(0, table.size, -(-table.size // SAMPLE_ROWS[0])))
-        holds = np.empty((part.size, len(self.members)), dtype=bool)
-        for i, member in enumerate(self.members):
-            answer = member(p, part.values) if isinstance(member, Rule) else member.holds(p, part.values)
-            holds[:, i] = np.asarray(answer, dtype=bool)
-        for pattern in np.unique(holds, axis=0):
-            self.satisfied.add(frozenset(m for m, held in zip(self.members, pattern, strict=True) if held))
+        def explain(background: list[Rule | Limit], delta: bool, some: list[Rule | Limit]) -> list[Rule | Limit]:
+            if delta and not self._holds(problem, members, background):
+                return []
+            if len(some) == 1:
+                return some
+            half = len(some) // 2
+            first, second = some[:half], some[half:]
+            from_second = explain([*background, *first], bool(first), second)
+            from_first = explain([*background, *from_second], bool(from_second), first)
+            return [*from_first, *from_second]
+
+        return explain([], False, members) if self._holds(problem, members, []) else []
+
+    def _holds(self, problem: Problem, members: Sequence[Rule | Limit], kept: Sequence[Rule | Limit]) -> bool:
+        """Whether some plan obeys the background and all of ``kept``."""
+        asked = frozenset(kept)
+        if any(asked <= known for known in self.satisfied):
+            return True
+        if any(known <= asked for known in self.refuted):
+            return False
+        if self.any_batch is None or not self.any_batch.refutes(problem, kept):
+
+            def remember(p: Instance, table: Table) -> None:
+                part = table.keep(np.arange(0, table.size, -(-table.size // SAMPLE_ROWS[0])))
+                self.satisfied |= _patterns(p, part, members)
+
+            if first_legal(keep_only(problem, kept), self.deadline, self.spaces, remember) is not None:
+                self.satisfied.add(asked)
+                return True
+        self.refuted.append(asked)
+        return False
+
+
+def _patterns(p: Instance, table: Table, members: Sequence[Rule | Limit]) -> set[frozenset[Rule | Limit]]:
+    """The sets of members that some row satisfies."""
+    holds = np.empty((table.size, len(members)), dtype=bool)
+    for i, member in enumerate(members):
+        answer = member(p, table.values) if isinstance(member, Rule) else member.holds(p, table.values)
+        holds[:, i] = np.asarray(answer, dtype=bool)
+    patterns = np.unique(holds, axis=0)
+    return {frozenset(m for m, held in zip(members, pattern, strict=True) if held) for pattern in patterns}
+
+
+class _AnyBatch:
+    """A relaxation of all batch sizes at once: one microbatch of any size on offer, no rule that counts microbatches.
+
+    Memory only grows with the number of microbatches, so what is impossible here is impossible at every batch size.
+    """
+
+    def __init__(self, problem: Problem, batches: Sequence[int]) -> None:
+        self.batches = batches
+        sizes = {v for gbs in batches for v in domain_module.batch_domains(problem, gbs)["mbs"]}
+        domains = {"mbs": tuple(sorted(sizes)), "grad_acc": (1,)}
+        self.some_batch: dict[Rule, Rule] = {}
+        room = [m for m in droppable(problem) if self._simple(m)]
+        self.spaces = Spaces(keep_only(problem, []), objective=False, room=room, domains=domains)
+
+    def _simple(self, member: Rule | Limit) -> bool:
+        return "grad_acc" not in member.axes if isinstance(member, Rule) else member.name == "memory"
+
+    def _stand_in(self, problem: Problem, rule: Rule) -> Rule:
+        """A user's rule, which may look at the batch: whatever it allows at some batch size."""
+
+        def compute(p: Instance, **values: Array) -> Array:
+            instances = [problem.instance(gbs, p.splits) for gbs in self.batches]
+            found: Array = np.any([np.asarray(rule(q, values)) for q in instances], axis=0)
+            return found
+
+        if rule not in self.some_batch:
+            self.some_batch[rule] = replace(rule, compute=compute)
+        return self.some_batch[rule]
+
+    def refutes(self, problem: Problem, members: Iterable[Rule | Limit]) -> bool:
+        """True when no batch size has a plan under these members; False when that is open."""
+        kept = [m for m in members if self._simple(m)]
+        own = [self._stand_in(problem, m) for m in kept if isinstance(m, Rule) and m in problem.rules]
+        asked = keep_only(problem, [m for m in kept if m not in problem.rules]).with_(rules=own)
+        space = self.spaces.at(asked, self.batches[0])
+        if space.rows is None:
+            return True
+        joined = join(space.rows, math.inf, SAMPLE_ROWS[1])
+        return joined.complete and not evaluate_rows(space.p, joined.table, cost=False)[1].any()
 
 
 def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
-    """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan.
-
-    Raises
-    ------
-    OutOfTime: the deadline passed.
-    """
-    feasible = Feasibility(problem, deadline)
-
-    def explain(background: list[Rule | Limit], delta: bool, candidates: list[Rule | Limit]) -> list[Rule | Limit]:
-        if delta and not feasible.of(background):
-            return []
-        if len(candidates) == 1:
-            return candidates
-        half = len(candidates) // 2
-        first, second = candidates[:half], candidates[half:]
-        from_second = explain([*background, *first], bool(first), second)
-        from_first = explain([*background, *from_second], bool(from_second), first)
-        return [*from_first, *from_second]
-
-    if not feasible.of([]):
-        return []
-    return explain([], False, feasible.members)
+    """A conflict of an infeasible problem: drop any one member and a plan exists; see ``Feasibility.conflict``."""
+    return Feasibility(problem, deadline).conflict(problem)
 
 
 @dataclass

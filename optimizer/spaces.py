@@ -7,14 +7,14 @@ cuts, are built once for each batch size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from parsolve.evaluation import active_limits, active_rules, objective_tree
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import INFINITE, Filter
-from parsolve.optimizer.tables import Counts, Leaves, Quantity, apply_rule, build_tables
+from parsolve.optimizer.tables import Counts, Leaves, Merges, Quantity, apply_rule, build_tables
 from parsolve.problem import Goal, Instance, Problem
 from parsolve.splits import Splits
 
@@ -42,19 +42,29 @@ class _Shared:
 class Spaces:
     """The spaces of a problem, and of any problem that differs from it by added rules and limits or by its goal."""
 
-    def __init__(self, problem: Problem, objective: bool = True, room: Iterable[Rule | Limit] = ()) -> None:
-        """``objective``: False when only feasibility is asked. ``room``: rules and limits to be added later."""
-        self.problem, self.objective, self.room = problem, objective, tuple(room)
+    def __init__(
+        self,
+        problem: Problem,
+        objective: bool = True,
+        room: Iterable[Rule | Limit] = (),
+        domains: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """``objective``: False when only feasibility is asked. ``room``: rules and limits to be added later.
+
+        ``domains`` replace those of the batch.
+        """
+        self.problem, self.objective, self.room, self.domains = problem, objective, tuple(room), domains
         self.shared: dict[int, _Shared | Space] = {}
         self.counts: dict[int, tuple[Splits, Counts]] = {}
+        self.merges: Merges = []
 
     def once(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, built for it alone; rows above the bound are dropped."""
-        p, domains = domain_module.build(problem, gbs)
+        p, domains = domain_module.build(problem, gbs, self.domains)
         if any(len(values) == 0 for values in domains.values()):
             return Space(p, domains, None)
         _, counts = self.counts.setdefault(id(p.splits), (p.splits, {}))
-        rows = Filter(build_tables(p, domains, self.objective, counts, self.room))
+        rows = Filter(build_tables(p, domains, self.objective, counts, self.room, self.merges))
         return Space(p, domains, rows.compact() if rows.reduce(bound) else None)
 
     def at(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
@@ -68,6 +78,11 @@ class Spaces:
         base = self.shared[gbs]
         if isinstance(base, Space):
             return replace(base, p=problem.instance(gbs, base.p.splits))
+        if problem is self.problem:
+            rows = base.space.rows
+            assert rows is not None
+            rows = rows.copy()
+            return replace(base.space, rows=rows if rows.reduce(bound) else None)
         try:
             rows = self._narrowed(base, problem)
         except KeyError:

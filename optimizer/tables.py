@@ -197,8 +197,28 @@ def _joined_size(left: Table, right: Table, domains: Mapping[str, Array]) -> int
     return int(here[at][present[at] == code].sum()) if len(present) else 0
 
 
-def _merge(tables: list[Table], domains: Mapping[str, Array]) -> list[Table]:
-    """Fewer, wider tables: neighbours that join without growing (much) are joined, the smallest result first."""
+Merges = list[tuple[tuple[str, ...], tuple[str, ...]]]
+"""Which tables were joined, by their axes."""
+
+
+def _join(left: Table, right: Table, domains: Mapping[str, Array]) -> Table:
+    """The join of two tables, axes in canonical order."""
+    values = Partners(left, right, domains).join()[2].values
+    axes = ordered(values)
+    return Table(axes, {axis: values[axis] for axis in axes})
+
+
+def _merge(tables: list[Table], domains: Mapping[str, Array], done: Merges) -> list[Table]:
+    """Fewer, wider tables: neighbours that join without growing (much) are joined, the smallest result first.
+
+    ``done`` is filled; when it is not empty, those joins are made and no others looked for.
+    """
+    if done:
+        rest = list(tables)
+        for pair in done:
+            left, right = (rest.pop([table.axes for table in rest].index(axes)) for axes in pair)
+            rest.append(_join(left, right, domains))
+        return sorted(rest, key=lambda table: (table.size, table.axes))
     tables = sorted(tables, key=lambda table: (table.size, table.axes))
     sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
     while True:
@@ -217,10 +237,10 @@ def _merge(tables: list[Table], domains: Mapping[str, Array]) -> list[Table]:
         if best is None:
             return tables
         _, i, j = best
-        joined = Partners(tables[i], tables[j], domains).join()[2]
-        axes = ordered(joined.axes)
+        done.append((tables[i].axes, tables[j].axes))
+        joined = _join(tables[i], tables[j], domains)
         tables = [table for k, table in enumerate(tables) if k not in (i, j)]
-        tables = sorted([*tables, Table(axes, joined.values)], key=lambda table: (table.size, table.axes))
+        tables = sorted([*tables, joined], key=lambda table: (table.size, table.axes))
 
 
 def _scopes(axes: Iterable[str], quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
@@ -325,11 +345,12 @@ def build_tables(
     objective: bool = True,
     counts: Counts | None = None,
     room: Iterable[Rule | Limit] = (),
+    merges: Merges | None = None,
 ) -> Tables:
     """Tabulate the rules of ``p``'s problem as row masks and the leaves as columns.
 
     ``counts``: those of an instance of the same problem with the same list of cuts. ``room``: rules and limits that do
-    not hold here, but whose axes shall fit into a table.
+    not hold here, but whose axes shall fit into a table. ``merges``: those of another batch size, or a list to fill.
     """
     active, held = active_rules(p.problem), active_limits(p.problem)
     summands = objective_tree(p) if objective else []
@@ -337,7 +358,7 @@ def build_tables(
     amounts = [x.quantity(p) for x in (*held, *(x for x in later if isinstance(x, Limit)))]
     wanted = [*active, *(x for x in later if isinstance(x, Rule))]
     scopes = _scopes(domains, [*(q for _, q in summands), *amounts], wanted)
-    tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains)
+    tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains, [] if merges is None else merges)
     result = Tables(p, domains, tables, counts={} if counts is None else counts)
     leaves = Leaves(p, domains, tables)
     result.objective = [leaves.quantity(quantity, None, weight) for weight, quantity in summands]
