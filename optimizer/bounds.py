@@ -12,20 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from parsolve.functions import Array
-from parsolve.optimizer.tables import Group, Quantity, Table, Tables, coefficients, uses_grad_acc
+from parsolve.optimizer.tables import Group, Quantity, Table, Tables, coefficients, row_codes, uses_grad_acc
 
 INFINITE = np.inf
 _HUGE = np.finfo(float).max
-
-
-def row_codes(table: Table, axes: Sequence[str], domains: dict[str, Array]) -> tuple[Array, int]:
-    """Mixed-radix number of each row's values on ``axes``, and the number of codes."""
-    code = np.zeros(table.size, dtype=np.int64)
-    size = 1
-    for axis in axes:
-        code = code * len(domains[axis]) + np.searchsorted(domains[axis], table.values[axis])
-        size *= len(domains[axis])
-    return code, size
+DIRECT_CODES = 1_000_000
+"""Values on shared axes are numbered by position up to this many combinations, else by rank among those present."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +32,29 @@ class _Link:
 
 
 def _links(tables: Sequence[Table], domains: dict[str, Array]) -> list[_Link]:
-    """One link for every ordered pair of tables; without shared axes all rows have code 0."""
+    """One link for every ordered pair of tables that share axes."""
     links = []
     for i, left in enumerate(tables):
         for j, right in enumerate(tables[:i]):
             shared = [axis for axis in left.axes if axis in right.axes]
-            codes = np.concatenate((row_codes(left, shared, domains)[0], row_codes(right, shared, domains)[0]))
-            present, number = np.unique(codes, return_inverse=True)
-            a, b = number[: left.size], number[left.size :]
-            links += [_Link(i, j, a, b, len(present)), _Link(j, i, b, a, len(present))]
+            if not shared:
+                continue
+            a, b = row_codes(left, shared, domains), row_codes(right, shared, domains)
+            size = int(np.prod([len(domains[axis]) for axis in shared], dtype=float))
+            if size > DIRECT_CODES:
+                present, number = np.unique(np.concatenate((a, b)), return_inverse=True)
+                a, b, size = number[: left.size], number[left.size :], len(present)
+            links += [_Link(i, j, a, b, size), _Link(j, i, b, a, size)]
     return links
 
 
 def mean_coefficients(tables: Tables, quantity: Quantity) -> Array:
     """(split, group): the counts averaged over pipeline ranks; never above the worst rank's."""
     splits = tables.domains["split"]
-    counts = coefficients(tables.p, quantity, splits, tables.domains["grad_acc"][:1])
+    depths = tables.domains["grad_acc"][:1]
     if uses_grad_acc(quantity):  # the counts only grow with the number of microbatches
-        counts = np.minimum(counts, coefficients(tables.p, quantity, splits, np.array([1])))
+        depths = np.union1d(depths, [1])
+    counts = coefficients(tables, quantity, splits, depths).min(axis=0)
     mean: Array = np.einsum("sr,srg->sg", tables.p.splits.weight[splits], counts)
     return mean
 
@@ -68,10 +65,10 @@ def row_costs(tables: Tables, quantities: Sequence[Quantity]) -> list[Array]:
     for quantity in quantities:
         if not len(tables.domains["split"]):
             continue
-        floor = mean_coefficients(tables, quantity).min(axis=0)
         signs = {group.sign for group in quantity.groups}
         if quantity.at_least_zero and -1 in signs:
             continue
+        floor = mean_coefficients(tables, quantity).min(axis=0)
         for i, group in enumerate(quantity.groups):
             costs[group.table] = costs[group.table] + floor[i] * group.cost
     return costs
@@ -80,45 +77,55 @@ def row_costs(tables: Tables, quantities: Sequence[Quantity]) -> list[Array]:
 class Filter:
     """The surviving rows of every table under a bound."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, links: list[_Link] | None = None) -> None:
+        """``links``: those of a filter over the same rows."""
         self.tables = tables
         self.alive = [np.ones(table.size, dtype=bool) for table in tables.tables]
         self.costs = row_costs(tables, tables.objective)
         self.limit_costs = [(row_costs(tables, [limit]), limit.budget or 0.0) for limit in tables.limits]
-        self.links = _links(tables.tables, tables.domains)
+        self.links = _links(tables.tables, tables.domains) if links is None else links
         self.lower_bound = 0.0
 
     def reduce(self, bound: float = INFINITE) -> bool:
         """Drop rows until nothing changes; False when a table is empty, so nothing is below the bound."""
         checks = [(self.costs, bound), *self.limit_costs]
         for _ in range(20):
-            before = sum(int(mask.sum()) for mask in self.alive)
+            before = self.size
             for costs, budget in checks:
                 if not self._complete(costs, budget):
                     return False
             if not self._splits(bound):
                 return False
-            if sum(int(mask.sum()) for mask in self.alive) == before:
+            if self.size == before:
                 return True
         return True
 
+    @property
+    def size(self) -> int:
+        """Surviving rows of all tables."""
+        return sum(int(np.count_nonzero(mask)) for mask in self.alive)
+
     def _complete(self, costs: list[Array], budget: float) -> bool:
         """Drop rows whose cost with the cheapest completions exceeds the budget."""
-        totals = [np.where(mask, cost, INFINITE) for mask, cost in zip(self.alive, costs, strict=True)]
-        alive_rows = [np.flatnonzero(mask) for mask in self.alive]
+        rows = [np.flatnonzero(mask) for mask in self.alive]
+        if not all(len(mine) for mine in rows):
+            return False
+        here = [cost[mine] for cost, mine in zip(costs, rows, strict=True)]
+        least = [float(cost.min()) for cost in here]
+        linked = [0.0] * len(rows)
+        totals = [cost.copy() for cost in here]
         for link in self.links:
-            rows = alive_rows[link.right]
             lowest = np.full(link.size, INFINITE)
-            np.minimum.at(lowest, link.right_code[rows], costs[link.right][rows])
-            totals[link.left] += lowest[link.left_code]
+            np.minimum.at(lowest, link.right_code[rows[link.right]], here[link.right])
+            totals[link.left] += lowest[link.left_code[rows[link.left]]]
+            linked[link.left] += least[link.right]
+        everything = sum(least)
         for i, total in enumerate(totals):
-            self.alive[i] &= total <= min(budget, _HUGE)
-            if not self.alive[i].any():
-                return False
+            total += everything - least[i] - linked[i]  # tables without a shared axis: their cheapest row
+            self.alive[i][rows[i][total > min(budget, _HUGE)]] = False
         if costs is self.costs:
-            least = max(float(total[mask].min()) for total, mask in zip(totals, self.alive, strict=True))
-            self.lower_bound = max(self.lower_bound, least)
-        return True
+            self.lower_bound = max(self.lower_bound, *(float(total.min()) for total in totals))
+        return all(mask.any() for mask in self.alive)
 
     def cheapest(self, group: Group) -> float:
         """The lowest surviving cost of a group of leaves."""
@@ -127,7 +134,6 @@ class Filter:
     def _splits(self, bound: float) -> bool:
         """Drop cuts whose worst stage, with the cheapest rows everywhere, exceeds the bound or a budget."""
         splits = self.tables.domains["split"]
-        p = self.tables.p
         least = self.axis_values("grad_acc")[:1]
         if not len(least):
             return False
@@ -136,7 +142,7 @@ class Filter:
         for quantity in [*self.tables.objective, *self.tables.limits]:
             if any(group.sign < 0 for group in quantity.groups):
                 continue
-            counts = coefficients(p, quantity, splits, least)
+            counts = coefficients(self.tables, quantity, splits, least)[0]
             cheapest = np.array([self.cheapest(group) for group in quantity.groups])
             worst = (counts @ cheapest).max(axis=1) if len(cheapest) else np.zeros(len(splits))
             if quantity.budget is None:
@@ -165,10 +171,16 @@ class Filter:
         twin.alive = [mask.copy() for mask in self.alive]
         return twin
 
+    def compact(self) -> Filter:
+        """A filter of the surviving rows only."""
+        small = Filter(self.tables.keep(self.alive))
+        small.lower_bound = self.lower_bound
+        return small
+
     def keep_joined(self, joined: Table) -> None:
         """Drop every row that no joined assignment uses."""
         for i, table in enumerate(self.tables.tables):
             if table.axes:
-                used, _ = row_codes(joined, table.axes, self.tables.domains)
-                own, _ = row_codes(table, table.axes, self.tables.domains)
+                used = row_codes(joined, table.axes, self.tables.domains)
+                own = row_codes(table, table.axes, self.tables.domains)
                 self.alive[i] &= np.isin(own, used)

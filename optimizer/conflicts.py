@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+
+import numpy as np
 
 from parsolve.config import Config
 from parsolve.constraints.memory import memory, stage_memory
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation, active_limits, active_rules
-from parsolve.functions import Limit, Rule
+from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
 from parsolve.optimizer.ranking import Query, configs_of, evaluate_rows, rank
-from parsolve.optimizer.tables import build_tables
-from parsolve.problem import Problem, replace_workload
+from parsolve.optimizer.spaces import Spaces
+from parsolve.optimizer.tables import Table
+from parsolve.problem import Instance, Problem, replace_workload
 from parsolve.result import Infeasible, Relaxation
 from parsolve.specs import Cluster, Recompute
 from parsolve.units import format_bytes
 
-SAMPLE_ROWS = 20_000
+SAMPLE_ROWS = (300, 20_000, 2_000_000)
+"""Partial assignments that a feasibility question keeps in its first, second and last join."""
 TIME_BUDGET_S = 20.0
 """Relaxations stop being searched for after this long; what was found is printed."""
 
@@ -37,44 +41,48 @@ class OutOfTime(Exception):
     """The time for explaining ran out."""
 
 
-def first_legal(problem: Problem, deadline: float = math.inf) -> Config | None:
+def first_legal(
+    problem: Problem,
+    deadline: float = math.inf,
+    spaces: Spaces | None = None,
+    seen: Callable[[Instance, Table], None] = lambda p, table: None,
+) -> Config | None:
     """Any legal plan, or None with certainty that there is none.
+
+    ``spaces``: shared tables of a problem that this one narrows. ``seen`` is shown the joined rows, legal or not.
 
     Raises
     ------
     OutOfTime: ``time.perf_counter()`` passed the deadline.
     """
+    spaces = spaces or Spaces(problem, objective=False)
     for gbs in domain_module.reachable_batches(problem):
         if time.perf_counter() > deadline:
             raise OutOfTime
-        p, domains = domain_module.build(problem, gbs)
-        if any(len(values) == 0 for values in domains.values()):
+        space = spaces.once(problem, gbs) if spaces.problem is problem else spaces.at(problem, gbs)
+        if space.rows is None:
             continue
-        work = Filter(build_tables(p, domains, objective=False))
-        if not work.reduce():
-            continue
-        for rows in (SAMPLE_ROWS, 100 * SAMPLE_ROWS):
+        for rows in SAMPLE_ROWS:
             if time.perf_counter() > deadline:
                 raise OutOfTime
-            joined = join(work, math.inf, rows)
-            _, legal = evaluate_rows(p, joined.table, cost=False)
+            joined = join(space.rows, math.inf, rows)
+            _, legal = evaluate_rows(space.p, joined.table, cost=False)
+            if joined.table.size:
+                seen(space.p, joined.table)
             if legal.any():
-                return configs_of(p, joined.table, [int(legal.argmax())])[0]
+                return configs_of(space.p, joined.table, [int(legal.argmax())])[0]
             if joined.complete:
                 break
         else:
-            found = _by_cp_sat(problem, work)
+            found = _by_cp_sat(space.p, space.rows)
             if found is not None:
                 return found
     return None
 
 
-def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
+def _by_cp_sat(p: Instance, work: Filter) -> Config | None:
     """The same question to CP-SAT, for spaces too large to join."""
-    import numpy as np
-
     from parsolve.optimizer.model import CpModel
-    from parsolve.optimizer.tables import Table
 
     model = CpModel(work.tables, work.alive, math.inf)
     while True:
@@ -82,8 +90,8 @@ def _by_cp_sat(problem: Problem, work: Filter) -> Config | None:
         if outcome.values is None:
             return None
         table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-        if evaluate_rows(work.tables.p, table, cost=False)[1][0]:
-            return configs_of(work.tables.p, table, [0])[0]
+        if evaluate_rows(p, table, cost=False)[1][0]:
+            return configs_of(p, table, [0])[0]
         model.block(outcome.values)
 
 
@@ -103,31 +111,120 @@ def droppable(problem: Problem) -> list[Rule | Limit]:
     return [*active_limits(problem), *rules]
 
 
-def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
-    """QuickXplain over the droppable rules and limits; empty when the grids alone exclude every plan.
+class Feasibility:
+    """Which subsets of droppable rules and limits leave a plan: for a problem, and for it with more rules.
 
-    Raises
-    ------
-    OutOfTime: the deadline passed.
+    The tables are built once, with the background rules only; a subset is a set of masks and budgets on them. Rows seen
+    are remembered by the members that they satisfy, and so are refuted subsets: most questions need no search.
     """
 
-    def feasible(kept: Sequence[Rule | Limit]) -> bool:
-        return first_legal(keep_only(problem, kept), deadline) is not None
+    def __init__(self, problem: Problem, deadline: float = math.inf) -> None:
+        self.deadline = deadline
+        self.spaces = Spaces(keep_only(problem, []), objective=False, room=droppable(problem))
+        self.satisfied: set[frozenset[Rule | Limit]] = set()
+        self.refuted: list[frozenset[Rule | Limit]] = []
+        batches = domain_module.reachable_batches(problem)
+        self.any_batch = _AnyBatch(problem, batches) if len(batches) > 1 else None
 
-    def explain(background: list[Rule | Limit], delta: bool, candidates: list[Rule | Limit]) -> list[Rule | Limit]:
-        if delta and not feasible(background):
-            return []
-        if len(candidates) == 1:
-            return candidates
-        half = len(candidates) // 2
-        first, second = candidates[:half], candidates[half:]
-        from_second = explain([*background, *first], bool(first), second)
-        from_first = explain([*background, *from_second], bool(from_second), first)
-        return [*from_first, *from_second]
+    def conflict(self, problem: Problem) -> list[Rule | Limit]:
+        """QuickXplain over the droppable rules and limits of an infeasible problem.
 
-    if not feasible([]):
-        return []
-    return explain([], False, droppable(problem))
+        The problem is the one of this object, or it with more rules. Empty when the background alone excludes every
+        plan.
+
+        Raises
+        ------
+        OutOfTime: the deadline passed.
+        """
+        members = droppable(problem)
+
+        def explain(background: list[Rule | Limit], delta: bool, some: list[Rule | Limit]) -> list[Rule | Limit]:
+            if delta and not self._holds(problem, members, background):
+                return []
+            if len(some) == 1:
+                return some
+            half = len(some) // 2
+            first, second = some[:half], some[half:]
+            from_second = explain([*background, *first], bool(first), second)
+            from_first = explain([*background, *from_second], bool(from_second), first)
+            return [*from_first, *from_second]
+
+        return explain([], False, members) if self._holds(problem, members, []) else []
+
+    def _holds(self, problem: Problem, members: Sequence[Rule | Limit], kept: Sequence[Rule | Limit]) -> bool:
+        """Whether some plan obeys the background and all of ``kept``."""
+        asked = frozenset(kept)
+        if any(asked <= known for known in self.satisfied):
+            return True
+        if any(known <= asked for known in self.refuted):
+            return False
+        if self.any_batch is None or not self.any_batch.refutes(problem, kept):
+
+            def remember(p: Instance, table: Table) -> None:
+                part = table.keep(np.arange(0, table.size, -(-table.size // SAMPLE_ROWS[0])))
+                self.satisfied |= _patterns(p, part, members)
+
+            if first_legal(keep_only(problem, kept), self.deadline, self.spaces, remember) is not None:
+                self.satisfied.add(asked)
+                return True
+        self.refuted.append(asked)
+        return False
+
+
+def _patterns(p: Instance, table: Table, members: Sequence[Rule | Limit]) -> set[frozenset[Rule | Limit]]:
+    """The sets of members that some row satisfies."""
+    holds = np.empty((table.size, len(members)), dtype=bool)
+    for i, member in enumerate(members):
+        answer = member(p, table.values) if isinstance(member, Rule) else member.holds(p, table.values)
+        holds[:, i] = np.asarray(answer, dtype=bool)
+    patterns = np.unique(holds, axis=0)
+    return {frozenset(m for m, held in zip(members, pattern, strict=True) if held) for pattern in patterns}
+
+
+class _AnyBatch:
+    """A relaxation of all batch sizes at once: one microbatch of any size on offer, no rule that counts microbatches.
+
+    Memory only grows with the number of microbatches, so what is impossible here is impossible at every batch size.
+    """
+
+    def __init__(self, problem: Problem, batches: Sequence[int]) -> None:
+        self.batches = batches
+        sizes = {v for gbs in batches for v in domain_module.batch_domains(problem, gbs)["mbs"]}
+        domains = {"mbs": tuple(sorted(sizes)), "grad_acc": (1,)}
+        self.some_batch: dict[Rule, Rule] = {}
+        room = [m for m in droppable(problem) if self._simple(m)]
+        self.spaces = Spaces(keep_only(problem, []), objective=False, room=room, domains=domains)
+
+    def _simple(self, member: Rule | Limit) -> bool:
+        return "grad_acc" not in member.axes if isinstance(member, Rule) else member.name == "memory"
+
+    def _stand_in(self, problem: Problem, rule: Rule) -> Rule:
+        """A user's rule, which may look at the batch: whatever it allows at some batch size."""
+
+        def compute(p: Instance, **values: Array) -> Array:
+            instances = [problem.instance(gbs, p.splits) for gbs in self.batches]
+            found: Array = np.any([np.asarray(rule(q, values)) for q in instances], axis=0)
+            return found
+
+        if rule not in self.some_batch:
+            self.some_batch[rule] = replace(rule, compute=compute)
+        return self.some_batch[rule]
+
+    def refutes(self, problem: Problem, members: Iterable[Rule | Limit]) -> bool:
+        """True when no batch size has a plan under these members; False when that is open."""
+        kept = [m for m in members if self._simple(m)]
+        own = [self._stand_in(problem, m) for m in kept if isinstance(m, Rule) and m in problem.rules]
+        asked = keep_only(problem, [m for m in kept if m not in problem.rules]).with_(rules=own)
+        space = self.spaces.at(asked, self.batches[0])
+        if space.rows is None:
+            return True
+        joined = join(space.rows, math.inf, SAMPLE_ROWS[1])
+        return joined.complete and not evaluate_rows(space.p, joined.table, cost=False)[1].any()
+
+
+def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
+    """A conflict of an infeasible problem: drop any one member and a plan exists; see ``Feasibility.conflict``."""
+    return Feasibility(problem, deadline).conflict(problem)
 
 
 @dataclass

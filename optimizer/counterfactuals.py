@@ -8,8 +8,9 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.evaluation import Estimate
-from parsolve.optimizer.conflicts import minimal_conflict
+from parsolve.optimizer.conflicts import Feasibility
 from parsolve.optimizer.ranking import Query, rank
+from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Problem
 from parsolve.restrictions import restrict, show_value
 from parsolve.result import Counterfactual, Plan
@@ -18,9 +19,16 @@ AXES = ("tp", "pp", "cp", "ep", "zero", "recompute", "mbs", "vpp")
 MAX_VALUES = 4
 
 
-def counterfactuals(problem: Problem, best: Plan, domains: dict[str, list[int]]) -> tuple[Counterfactual, ...]:
-    """One answer for the values next to the best plan's on each axis, cheapest first within an axis."""
-    return tuple(_answer(problem, best, axis, value) for axis, value in _questions(best.config, domains))
+def counterfactuals(
+    problem: Problem, best: Plan, domains: dict[str, list[int]], spaces: Spaces
+) -> tuple[Counterfactual, ...]:
+    """One answer for the values next to the best plan's on each axis, cheapest first within an axis.
+
+    ``spaces``: those of the problem; each question is a mask on them.
+    """
+    feasibility = Feasibility(problem)
+    questions = _questions(best.config, domains)
+    return tuple(_answer(problem, best, axis, value, spaces, feasibility) for axis, value in questions)
 
 
 def _questions(config: Config, domains: dict[str, list[int]]) -> Iterator[tuple[str, int]]:
@@ -32,12 +40,14 @@ def _questions(config: Config, domains: dict[str, list[int]]) -> Iterator[tuple[
             yield axis, others[i]
 
 
-def _answer(problem: Problem, best: Plan, axis: str, value: int) -> Counterfactual:
+def _answer(
+    problem: Problem, best: Plan, axis: str, value: int, spaces: Spaces, feasibility: Feasibility
+) -> Counterfactual:
     change = f"{axis}={show_value(axis, value)}"
     asked = restrict(problem, {axis: show_value(axis, value)})
-    plans = rank(asked, Query(top=1), time_limit=10.0).plans
+    plans = rank(asked, Query(top=1), time_limit=10.0, spaces=spaces).plans
     if not plans:
-        members = [m.name for m in minimal_conflict(asked)]
+        members = [m.name for m in feasibility.conflict(asked)]
         pinned = f"pin {change}"
         against = [name for name in members if name != pinned]
         return Counterfactual(change, None, None, None, f"illegal: excluded by {', '.join(against) or 'the grids'}")

@@ -69,11 +69,11 @@ def reachable_batches(problem: Problem) -> list[int]:
     return list(range(low, high + 1))
 
 
-def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]], keep: bool = False) -> dict[str, tuple[int, ...]]:
-    """The domains after every unary rule (heads, pins, …); with ``keep`` only canonical and grid rules apply."""
+def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The domains after every unary rule (heads, pins, …)."""
     result = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
     for rule in active_rules(p.problem):
-        if len(rule.axes) == 1 and rule.axes[0] in result and not (keep and rule.role == "legal"):
+        if len(rule.axes) == 1 and rule.axes[0] in result:
             axis = rule.axes[0]
             allowed = np.broadcast_to(np.asarray(rule(p, {axis: result[axis]}), dtype=bool), result[axis].shape)
             result[axis] = result[axis][allowed]
@@ -97,16 +97,15 @@ def _split_list(layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, .
 
 
 def build(
-    problem: Problem, gbs: int, splits: Splits | None = None, keep: bool = False
+    problem: Problem, gbs: int, batch: Mapping[str, tuple[int, ...]] | None = None
 ) -> tuple[Instance, dict[str, Array]]:
     """The instance at one batch size and the domain of every axis as ascending arrays.
 
-    ``keep``: leave values in that only a droppable rule excludes (for conflicts).
+    ``batch``: other domains than ``batch_domains`` has.
     """
-    domains = {**static_domains(problem), **batch_domains(problem, gbs)}
-    blank = problem.instance(gbs, Splits((), ()))
-    domains = restrict(blank, domains, keep)
-    splits = splits or split_list(problem, domains["pp"], domains["vpp"])
+    domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
+    domains = restrict(problem.instance(gbs, Splits((), ())), domains)
+    splits = split_list(problem, domains["pp"], domains["vpp"])
     p = problem.instance(gbs, splits)
     arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
     arrays["split"] = np.arange(len(splits.cuts), dtype=np.int64)

@@ -125,9 +125,7 @@ class CpModel:
         splits = np.array(sorted(self.literals["split"]), dtype=np.int64)
         depths = np.array(sorted(self.literals["grad_acc"]), dtype=np.int64)
         varying = uses_grad_acc(quantity)
-        counts = np.stack(
-            [coefficients(self.p, quantity, splits, np.array([m])) for m in (depths if varying else depths[:1])]
-        )
+        counts = coefficients(self.tables, quantity, splits, depths if varying else depths[:1])
         positive = all(group.sign > 0 for group in quantity.groups)
         cases = []
         for i, split in enumerate(splits.tolist()):

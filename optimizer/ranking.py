@@ -23,14 +23,19 @@ from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import Joined, join
-from parsolve.optimizer.tables import Table, build_tables
-from parsolve.problem import Instance, Problem
+from parsolve.optimizer.spaces import Spaces
+from parsolve.optimizer.tables import Table
+from parsolve.problem import STEP_TIME, Instance, Problem
 from parsolve.specs import Recompute
 
 GUESSES = (1.04, 1.12, 1.22, 1.35, 1.5, 1.65, 1.85, 2.2, 3.0, 16.0, math.inf)
 """Bounds tried, as multiples of the root lower bound."""
 JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""
+FIRST_ROWS = 64
+"""Joined rows evaluated at once when a short list is asked for."""
+SAMPLE_ROWS = 2_000
+"""Partial assignments kept in the first look, whose plans set the bound."""
 MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
 SLACK = 1e-9
@@ -160,14 +165,15 @@ def rank(
     progress: Callable[[str], None] | None = None,
     log: bool = False,
     seeds: Iterable[Config] = (),
+    spaces: Spaces | None = None,
 ) -> Ranking:
     """The best legal plans that the query asks for, in exact order.
 
     ``seeds`` are plans to start from (the rule of thumb, an earlier result); what is illegal, or outside the stated
-    domains, is ignored.
+    domains, is ignored. ``spaces``: shared tables of a problem that this one narrows.
     """
     clock, best, result = _Clock(time_limit), _List(query), Ranking()
-    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds))
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces)
     batches = domain_module.reachable_batches(problem)
     result.complete = True
     lowest = math.inf
@@ -217,31 +223,39 @@ class _Search:
     say: Callable[[str], None]
     log: bool
     seeds: tuple[Config, ...]
+    spaces: Spaces | None
+    own: Spaces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = Spaces(self.problem)
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
-        p, domains = domain_module.build(self.problem, gbs)
+        if self.spaces is None:
+            space = self.own.once(self.problem, gbs, self._limit())
+        else:
+            space = self.spaces.at(self.problem, gbs, self._limit())
+        p, domains, base = space.p, space.domains, space.rows
         self.result.domains = _merged(self.result.domains, p, domains)
-        if any(len(values) == 0 for values in domains.values()):
-            return True, math.inf
         self._plant(p, domains)
         self.result.search_space += math.prod(len(v) for a, v in domains.items() if a not in ("edp", "shards", "dp"))
-        base = Filter(build_tables(p, domains))
-        if not base.reduce(self._limit()):
+        if base is None:
             return True, math.inf
         self.result.open_bound = base.lower_bound
         joined: Joined | None = None
+        if self.best.worst == math.inf and self.best.query.top is not None:
+            self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
         for guess in GUESSES if self.best.worst == math.inf else (math.inf,):
             if self.clock.over():
                 return False, base.lower_bound
             limit = min(self._limit(), base.lower_bound * guess)
-            joined, found = self._enumerate(base, p, limit)
-            self.say(self._progress(gbs, base.lower_bound, found))
+            joined = self._enumerate(base, p, limit)
+            self.say(self._progress(gbs, base.lower_bound, joined.table.size))
             if joined.complete and limit >= self._limit():
                 break
             if not joined.complete and self.best.worst < math.inf:
                 # a sample filled the list: try once more below its last key
-                joined, _ = self._enumerate(base, p, self._limit())
+                joined = self._enumerate(base, p, self._limit())
                 break
         return self._prove(p, base, joined)
 
@@ -261,9 +275,14 @@ class _Search:
 
     def _add(self, p: Instance, table: Table, rows: Iterable[int], costs: Array | None = None) -> None:
         chosen = list(rows)
+        if not chosen:
+            return
         part = Table(table.axes, {axis: column[chosen] for axis, column in table.values.items()})
         keys = evaluate_rows(p, part)[0] if costs is None else costs[chosen]
-        times = np.broadcast_to(np.asarray(total_time(p, part.values), dtype=float), (len(chosen),))
+        if p.problem.goal == STEP_TIME and not p.problem.per_token:
+            times = keys
+        else:
+            times = np.broadcast_to(np.asarray(total_time(p, part.values), dtype=float), (len(chosen),))
         self.best.add(
             Ranked(rank_key(float(keys[i])), config, float(times[i]))
             for i, config in enumerate(configs_of(p, part, range(len(chosen))))
@@ -277,24 +296,26 @@ class _Search:
         best = f"best {ranked[0].key:.4g} ({ranked[0].step_time_s:.4g} s a step)"
         return f"batch {gbs}: {best}, bound {bound:.4g}, gap {gap:.1%}, {found} plans in reach"
 
-    def _enumerate(self, base: Filter, p: Instance, limit: float) -> tuple[Joined, int]:
-        """Join and evaluate everything up to ``limit``; the join, and how many legal plans it holds."""
+    def _enumerate(self, base: Filter, p: Instance, limit: float, max_rows: int = 0) -> Joined:
+        """Join everything up to ``limit``, and evaluate what may belong on the list, the cheapest first."""
         work = base.copy()
         if not work.reduce(limit):
-            return Joined(Table((), {}), np.zeros(0), True, limit), 0
+            return Joined(Table((), {}), np.zeros(0), True, limit)
         capped = self.best.query.top is not None or self.best.query.cap < math.inf
-        joined = join(work, limit, JOIN_ROWS if capped else 50 * JOIN_ROWS)
-        table, found = joined.table, 0
-        for start in range(0, table.size, JOIN_ROWS):
+        joined = join(work, limit, max_rows or (JOIN_ROWS if capped else 50 * JOIN_ROWS))
+        order = np.argsort(joined.cost, kind="stable")
+        chunk = JOIN_ROWS if self.best.query.top is None else max(FIRST_ROWS, 4 * self.best.query.top)
+        for start in range(0, len(order), chunk):
             if self.clock.over():
                 joined.complete = False
                 break
-            part = Table(table.axes, {axis: v[start : start + JOIN_ROWS] for axis, v in table.values.items()})
+            rows = order[start : start + chunk]
+            if joined.cost[rows[0]] > self._limit() * (1 + SLACK):
+                break
+            part = joined.table.keep(rows)
             costs, legal = evaluate_rows(p, part)
-            good = np.flatnonzero(legal & (costs <= limit))
-            found += len(good)
-            self._add(p, part, self._worth_adding(part, costs, good), costs)
-        return joined, found
+            self._add(p, part, self._worth_adding(part, costs, np.flatnonzero(legal & (costs <= limit))), costs)
+        return joined
 
     def _worth_adding(self, table: Table, costs: Array, rows: Array) -> Array:
         """Fewer rows to make configurations of: the first k, or the first of each layout (ties included)."""

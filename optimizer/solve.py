@@ -17,6 +17,7 @@ from parsolve.functions import Limit, rule
 from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
 from parsolve.optimizer.ranking import SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
+from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Instance, Problem
 from parsolve.result import Baseline, Plan, Result
 from parsolve.splits import Layers
@@ -55,8 +56,9 @@ def solve_problem(
     thumb = rule_of_thumb(problem)
     seeds = [*request.hints, *([thumb] if thumb else [])]
     interrupted = False
+    spaces = Spaces(problem)
     try:
-        ranking = _ranking(problem, request, progress, log, seeds)
+        ranking = _ranking(problem, request, progress, log, seeds, spaces)
     except InterruptedRanking as stop:
         ranking, interrupted = stop.ranking, True
     status = _status(ranking)
@@ -81,7 +83,7 @@ def solve_problem(
         domains=ranking.domains,
         solver=figures,
         baseline=_beside("rule-of-thumb", problem, thumb, best) if best is not None else None,
-        even_split=None if best is None or interrupted else _even_split(problem, ranking, best, left),
+        even_split=None if best is None or interrupted else _even_split(problem, ranking, best, left, spaces),
         objective=request.objective,
         pareto=request.pareto,
     )
@@ -92,7 +94,7 @@ def solve_problem(
     if request.explain and plans and not interrupted:
         from parsolve.optimizer.counterfactuals import counterfactuals
 
-        return replace(result, counterfactuals=counterfactuals(problem, plans[0], ranking.domains))
+        return replace(result, counterfactuals=counterfactuals(problem, plans[0], ranking.domains, spaces))
     return result
 
 
@@ -102,6 +104,7 @@ def _ranking(
     progress: Callable[[str], None] | None,
     log: bool,
     seeds: list[Config],
+    spaces: Spaces,
 ) -> Ranking:
     """The plans that the request asks for, in its order."""
 
@@ -109,7 +112,7 @@ def _ranking(
 
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        return rank(asked, query, left, progress, log, seeds)
+        return rank(asked, query, left, progress, log, seeds, spaces)
 
     objective = request.objective
     if request.pareto:
@@ -236,12 +239,14 @@ def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) ->
     return Baseline(name, config, step, 1.0 if config == best.config else relative)
 
 
-def _even_split(problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None) -> Baseline | None:
+def _even_split(
+    problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None, spaces: Spaces
+) -> Baseline | None:
     """The best plan whose stages are equal: one of the ranking if it holds one, else a solve with that rule added."""
     for plan in ranking.plans:
         if len({n for stage in plan.config.layers_per_stage for n in stage}) == 1:
             return _beside("even", problem, plan.config, best)
     if time_limit is not None and time_limit <= 0:
         return None
-    again = rank(problem.with_(rules=(*problem.rules, even_cut)), Query(1), time_limit)
+    again = rank(problem.with_(rules=(*problem.rules, even_cut)), Query(1), time_limit, spaces=spaces)
     return _beside("even", problem, again.plans[0].config, best) if again.plans else None

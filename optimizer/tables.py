@@ -6,6 +6,7 @@ that depend on them. Leaves of a narrower scope are columns of the wider table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,22 @@ import numpy as np
 
 from parsolve.errors import SpecError
 from parsolve.evaluation import active_limits, active_rules, objective_tree
-from parsolve.functions import STAGE, Array, Count, Limit, Rule, StageMax, ordered
+from parsolve.functions import AXES, STAGE, Array, Count, Function, Limit, Part, Rule, StageMax, ordered
 from parsolve.problem import Instance
 
 MAX_ROWS = 4_000_000
 """A table that would pass this many candidate rows is refused, by name."""
 MAX_WIDENING = 1
 """A leaf moves into a wider table when that has at most this many more axes."""
+LOOKUP_ROWS = 2_048
+"""From this many rows on a look-up table is quicker than a binary search."""
+MESH_EXCESS = 3
+"""A function is evaluated on the product of its domains where that has at most this many times its table's rows."""
+MERGED_ROWS = 1_024
+"""Tables with common axes become one where that has no more rows than the larger of them, or than this."""
+
+Counts = dict[tuple[Count, int | None], Array]
+"""A count on every (cut, slot), by the number of microbatches where it depends on that."""
 
 
 @dataclass
@@ -35,9 +45,9 @@ class Table:
         """Number of rows."""
         return len(next(iter(self.values.values()))) if self.axes else 1
 
-    def keep(self, mask: Array) -> Table:
-        """The rows where ``mask`` is true."""
-        return Table(self.axes, {axis: column[mask] for axis, column in self.values.items()})
+    def keep(self, rows: Array) -> Table:
+        """The rows where a mask is true, or with the given numbers."""
+        return Table(self.axes, {axis: column[rows] for axis, column in self.values.items()})
 
 
 @dataclass
@@ -62,13 +72,30 @@ class Quantity:
 
 @dataclass
 class Tables:
-    """Everything tabulated for one instance."""
+    """Everything tabulated for one instance. ``counts`` is shared by all tables of the same list of cuts."""
 
     p: Instance
     domains: dict[str, Array]
     tables: list[Table]
     objective: list[Quantity] = field(default_factory=list)
     limits: list[Quantity] = field(default_factory=list)
+    counts: Counts = field(default_factory=dict)
+
+    def keep(self, alive: Sequence[Array]) -> Tables:
+        """The same with some rows of every table, and with the values that these rows still have."""
+
+        def kept(quantity: Quantity) -> Quantity:
+            groups = [Group(g.table, g.count, g.sign, g.cost[alive[g.table]]) for g in quantity.groups]
+            return Quantity(quantity.name, groups, quantity.at_least_zero, quantity.budget)
+
+        tables = [table.keep(mask) for table, mask in zip(self.tables, alive, strict=True)]
+        domains = dict(self.domains)
+        for axis, values in self.domains.items():
+            held = [table.values[axis] for table in tables if axis in table.axes]
+            if held:
+                domains[axis] = values[np.isin(values, np.concatenate(held))]
+        objective, limits = [kept(q) for q in self.objective], [kept(q) for q in self.limits]
+        return Tables(self.p, domains, tables, objective, limits, self.counts)
 
 
 def apply_rule(rule: Rule, p: Instance, values: Mapping[str, Any], size: int) -> Array:
@@ -110,6 +137,112 @@ def tabulate(p: Instance, axes: Sequence[str], domains: Mapping[str, Array], rul
     return table
 
 
+def row_codes(table: Table, axes: Sequence[str], domains: Mapping[str, Array]) -> Array:
+    """Mixed-radix number of each row's values on ``axes``."""
+    code = np.zeros(table.size, dtype=np.int64)
+    for axis in axes:
+        code = code * len(domains[axis]) + _positions(table.values[axis], domains[axis])
+    return code
+
+
+def _positions(values: Array, domain: Array) -> Array:
+    """The place of each value in an ascending domain; by look-up where that is quicker than a search."""
+    if len(values) < LOOKUP_ROWS or not len(domain) or domain[-1] > len(values):
+        return np.searchsorted(domain, values)
+    place = np.zeros(int(domain[-1]) + 1, dtype=np.int64)
+    place[domain] = np.arange(len(domain))
+    found: Array = place[values]
+    return found
+
+
+class Partners:
+    """The rows of ``right`` that agree with each row of ``left`` on their common axes."""
+
+    def __init__(self, left: Table, right: Table, domains: Mapping[str, Array]) -> None:
+        self.left, self.right = left, right
+        shared = [axis for axis in right.axes if axis in left.axes]
+        left_code = row_codes(left, shared, domains)
+        right_code = row_codes(right, shared, domains)
+        self.order = np.argsort(right_code, kind="stable")
+        in_order = right_code[self.order]
+        self.start = np.searchsorted(in_order, left_code, side="left")
+        self.times = np.searchsorted(in_order, left_code, side="right") - self.start
+        self.size = int(self.times.sum())
+
+    def at_most(self, cost: Array, rows: int) -> Array | None:
+        """None, or the cheapest rows of ``left`` that together join to at most ``rows`` rows (at least one)."""
+        if self.size <= rows:
+            return None
+        order = np.argsort(cost, kind="stable")
+        last = max(1, int(np.searchsorted(np.cumsum(self.times[order]), rows)))
+        kept: Array = np.sort(order[:last])
+        return kept
+
+    def join(self) -> tuple[Array, Array, Table]:
+        """Row numbers of both sides, and the joined rows."""
+        left_rows = np.repeat(np.arange(len(self.times)), self.times)
+        offset = np.arange(len(left_rows)) - np.repeat(np.cumsum(self.times) - self.times, self.times)
+        right_rows = self.order[np.repeat(self.start, self.times) + offset]
+        values = {axis: column[left_rows] for axis, column in self.left.values.items()}
+        values |= {axis: self.right.values[axis][right_rows] for axis in self.right.axes if axis not in values}
+        return left_rows, right_rows, Table(tuple(values), values)
+
+
+def _joined_size(left: Table, right: Table, domains: Mapping[str, Array]) -> int:
+    """Rows of the join of two tables."""
+    shared = [axis for axis in right.axes if axis in left.axes]
+    present, here = np.unique(row_codes(right, shared, domains), return_counts=True)
+    code = row_codes(left, shared, domains)
+    at = np.minimum(np.searchsorted(present, code), max(0, len(present) - 1))
+    return int(here[at][present[at] == code].sum()) if len(present) else 0
+
+
+Merges = list[tuple[tuple[str, ...], tuple[str, ...]]]
+"""Which tables were joined, by their axes."""
+
+
+def _join(left: Table, right: Table, domains: Mapping[str, Array]) -> Table:
+    """The join of two tables, axes in canonical order."""
+    values = Partners(left, right, domains).join()[2].values
+    axes = ordered(values)
+    return Table(axes, {axis: values[axis] for axis in axes})
+
+
+def _merge(tables: list[Table], domains: Mapping[str, Array], done: Merges) -> list[Table]:
+    """Fewer, wider tables: neighbours that join without growing (much) are joined, the smallest result first.
+
+    ``done`` is filled; when it is not empty, those joins are made and no others looked for.
+    """
+    if done:
+        rest = list(tables)
+        for pair in done:
+            left, right = (rest.pop([table.axes for table in rest].index(axes)) for axes in pair)
+            rest.append(_join(left, right, domains))
+        return sorted(rest, key=lambda table: (table.size, table.axes))
+    tables = sorted(tables, key=lambda table: (table.size, table.axes))
+    sizes: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+    while True:
+        best: tuple[int, int, int] | None = None
+        for i, left in enumerate(tables):
+            for j in range(i):
+                right = tables[j]
+                if not set(left.axes) & set(right.axes):
+                    continue
+                name = (left.axes, right.axes)
+                if name not in sizes:
+                    sizes[name] = _joined_size(left, right, domains)
+                size = sizes[name]
+                if size <= max(left.size, MERGED_ROWS) and (best is None or size < best[0]):
+                    best = (size, i, j)
+        if best is None:
+            return tables
+        _, i, j = best
+        done.append((tables[i].axes, tables[j].axes))
+        joined = _join(tables[i], tables[j], domains)
+        tables = [table for k, table in enumerate(tables) if k not in (i, j)]
+        tables = sorted([*tables, joined], key=lambda table: (table.size, table.axes))
+
+
 def _scopes(axes: Iterable[str], quantities: Iterable[StageMax], rules: Iterable[Rule]) -> list[tuple[str, ...]]:
     """Axis sets of the tables: those of leaves, of rules that fit into no leaf's, and every axis at least once."""
     wanted: set[tuple[str, ...]] = {(axis,) for axis in axes}
@@ -127,58 +260,137 @@ def _widening(axes: tuple[str, ...]) -> int:
     return 6 if len(axes) <= 1 else (2 if len(axes) <= 3 else MAX_WIDENING)
 
 
-def _tabulated(
-    p: Instance, quantity: StageMax, tables: list[Table], budget: float | None, weight: float = 1.0
-) -> Quantity:
-    groups: dict[tuple[int, Count | None, int], Group] = {}
-    for part in quantity.parts:
-        fits = [i for i, table in enumerate(tables) if set(part.axes) <= set(table.axes)]
-        index = min(fits, key=lambda i: (len(tables[i].axes), i))
-        table = tables[index]
-        cost = np.broadcast_to(np.asarray(part.leaf(p, table.values), dtype=float), (table.size,))
+class Leaves:
+    """Leaves over the rows of tables.
+
+    Built-in functions are evaluated once, on the product of the domains of their axes, one array dimension each, so
+    that what depends on few axes is computed on few numbers. The user's own get columns of rows, as do functions whose
+    product is much larger than their table.
+    """
+
+    def __init__(self, p: Instance, domains: Mapping[str, Array], tables: Sequence[Table]) -> None:
+        self.p, self.domains, self.tables = p, domains, tables
+        self.own = {*p.problem.terms, *(part.term for x in p.problem.limits for part in x.quantity(p).parts)}
+        self.known: dict[Function, Array] = {}
+        self.mesh: dict[str, Array] = {}
+        for i, axis in enumerate(AXES):
+            if axis in domains:
+                self.mesh[axis] = domains[axis].reshape([-1 if k == i else 1 for k in range(len(AXES))])
+        self.places: dict[tuple[int, str], Array] = {}
+
+    def fits(self, axes: Iterable[str]) -> int | None:
+        """The smallest table with these axes, None when no table has them all."""
+        wanted = set(axes)
+        holders = [i for i, table in enumerate(self.tables) if wanted <= set(table.axes)]
+        return min(holders, key=lambda i: (self.tables[i].size, i), default=None)
+
+    def quantity(self, quantity: StageMax, budget: float | None, weight: float = 1.0) -> Quantity:
+        """A worst-stage sum over the tables, each leaf on the smallest table with its axes.
+
+        Raises
+        ------
+        KeyError: no table has the axes of a part.
+        """
+        groups: dict[tuple[int, Count | None, int], Group] = {}
+        for part in quantity.parts:
+            index = self.fits(part.axes)
+            if index is None:
+                raise KeyError(part.axes)
+            cost = weight * self.of(part, self.tables[index])
+            key = (index, part.count, part.sign)
+            if key in groups:
+                groups[key].cost = groups[key].cost + cost
+            else:
+                groups[key] = Group(index, part.count, part.sign, np.array(cost))
+        live = [group for group in groups.values() if group.cost.any()]
+        return Quantity(quantity.name, live, quantity.at_least_zero, budget)
+
+    def of(self, part: Part, table: Table) -> Array:
+        """A cost per row, finite and not negative.
+
+        Raises
+        ------
+        SpecError: it is not.
+        """
+        cost = self._function(part.term, table)
+        if part.weight is not None:
+            cost = cost * self._function(part.weight, table)
         if not (np.isfinite(cost).all() and (cost >= 0).all()):
             raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
-        cost = weight * cost
-        key = (index, part.count, part.sign)
-        if key in groups:
-            groups[key].cost = groups[key].cost + cost
-        else:
-            groups[key] = Group(index, part.count, part.sign, np.array(cost))
-    live = [group for group in groups.values() if group.cost.any()]
-    return Quantity(quantity.name, live, quantity.at_least_zero, budget)
+        return cost
+
+    def _function(self, function: Function, table: Table) -> Array:
+        product = math.prod(len(self.domains[axis]) for axis in function.axes)
+        if function in self.own or product > MESH_EXCESS * table.size:
+            return np.broadcast_to(np.asarray(function(self.p, table.values), dtype=float), (table.size,))
+        if function not in self.known:
+            self.known[function] = np.asarray(function(self.p, self.mesh), dtype=float)
+        value = self.known[function]
+        if value.ndim == 0:
+            return np.broadcast_to(value, (table.size,))
+        places = tuple(self._place(table, axis) if value.shape[i] > 1 else 0 for i, axis in enumerate(AXES))
+        found = value[places]
+        return np.broadcast_to(found, (table.size,))
+
+    def _place(self, table: Table, axis: str) -> Array:
+        name = (id(table), axis)
+        if name not in self.places:
+            self.places[name] = _positions(table.values[axis], self.domains[axis])
+        return self.places[name]
 
 
 def build_tables(
     p: Instance,
     domains: dict[str, Array],
-    rules: Iterable[Rule] | None = None,
-    limits: Iterable[Limit] | None = None,
     objective: bool = True,
+    counts: Counts | None = None,
+    room: Iterable[Rule | Limit] = (),
+    merges: Merges | None = None,
 ) -> Tables:
-    """Tabulate the rules as row masks and the leaves as columns."""
-    active = tuple(active_rules(p.problem) if rules is None else rules)
-    held = tuple(active_limits(p.problem) if limits is None else limits)
+    """Tabulate the rules of ``p``'s problem as row masks and the leaves as columns.
+
+    ``counts``: those of an instance of the same problem with the same list of cuts. ``room``: rules and limits that do
+    not hold here, but whose axes shall fit into a table. ``merges``: those of another batch size, or a list to fill.
+    """
+    active, held = active_rules(p.problem), active_limits(p.problem)
     summands = objective_tree(p) if objective else []
-    budgets = [(limit.quantity(p), float(limit.budget(p))) for limit in held]
-    scopes = _scopes(domains, [*(q for _, q in summands), *(q for q, _ in budgets)], active)
-    tables = [tabulate(p, axes, domains, active) for axes in scopes]
-    result = Tables(p, domains, tables)
-    result.objective = [_tabulated(p, quantity, tables, None, weight) for weight, quantity in summands]
+    later = list(room)
+    amounts = [x.quantity(p) for x in (*held, *(x for x in later if isinstance(x, Limit)))]
+    wanted = [*active, *(x for x in later if isinstance(x, Rule))]
+    scopes = _scopes(domains, [*(q for _, q in summands), *amounts], wanted)
+    tables = _merge([tabulate(p, axes, domains, active) for axes in scopes], domains, [] if merges is None else merges)
+    result = Tables(p, domains, tables, counts={} if counts is None else counts)
+    leaves = Leaves(p, domains, tables)
+    result.objective = [leaves.quantity(quantity, None, weight) for weight, quantity in summands]
     result.objective = [q for q in result.objective if any(group.sign > 0 for group in q.groups)]
-    result.limits = [_tabulated(p, quantity, tables, budget) for quantity, budget in budgets]
+    result.limits = [leaves.quantity(limit.quantity(p), float(limit.budget(p))) for limit in held]
     return result
 
 
-def coefficients(p: Instance, quantity: Quantity, splits: Array, grad_acc: Array) -> Array:
-    """Counts of each group: array (split, slot, group), for cuts ``splits`` at microbatch counts ``grad_acc``.
+def _count(tables: Tables, count: Count, depth: int | None) -> Array:
+    """(cut, slot): a count of every cut on the list."""
+    if (count, depth) not in tables.counts:
+        p = tables.p
+        shape = (len(p.splits.cuts), p.splits.slots)
+        here = {"split": np.arange(shape[0])[:, None], "grad_acc": depth, STAGE: np.arange(shape[1])[None, :]}
+        tables.counts[count, depth] = np.broadcast_to(np.asarray(count(p, here), dtype=float), shape)
+    return tables.counts[count, depth]
 
-    ``grad_acc`` broadcasts against ``splits``; groups without a count have 1 everywhere.
+
+def coefficients(tables: Tables, quantity: Quantity, splits: Array, depths: Array) -> Array:
+    """Counts of each group: array (depth, split, slot, group) for cuts ``splits`` and microbatch counts ``depths``.
+
+    Groups without a count have 1 everywhere.
     """
-    shape = (len(splits), p.splits.slots)
-    result = np.empty((*shape, len(quantity.groups)))
-    here = {"split": splits[:, None], "grad_acc": np.asarray(grad_acc)[..., None], STAGE: np.arange(shape[1])[None, :]}
+    result = np.ones((len(depths), len(splits), tables.p.splits.slots, len(quantity.groups)))
     for i, group in enumerate(quantity.groups):
-        result[:, :, i] = 1.0 if group.count is None else np.broadcast_to(group.count(p, here), shape)
+        if group.count is None:
+            continue
+        if "grad_acc" not in group.count.axes:
+            result[:, :, :, i] = _count(tables, group.count, None)[splits]
+        else:
+            for j, depth in enumerate(depths.tolist()):
+                result[j, :, :, i] = _count(tables, group.count, depth)[splits]
     return result
 
 

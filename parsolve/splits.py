@@ -214,26 +214,57 @@ class Splits:
                 self.weight[i, j] = row["weight"] if j < len(slots) else 0.0
                 for name in FEATURES:
                     self.features[name][i, j] = row.get(name, 0.0)
+        self._chunks = {kind: self._chunk_layers(i) for i, kind in enumerate(("dense", "moe"))}
+        uneven = [any(len(set(rank)) > 1 for layers in pair for rank in layers.tolist()) for pair in self.contents]
+        self._own_moments = [i for i, cut in enumerate(self.cuts) if cut.kind == FREE or (cut.vpp > 1 and uneven[i])]
         self._held: dict[tuple[str, int, int], Array] = {}
 
-    def in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
-        """One of IN_FLIGHT for arrays of splits, slots and microbatch counts."""
-        split, stage, grad_acc = np.broadcast_arrays(split, stage, grad_acc)
-        result = np.zeros(split.shape)
-        key = split * _DEPTHS + np.minimum(grad_acc, saturated(self.pp[split], self.vpp[split]))
-        for one in np.unique(key).tolist():
-            here = key == one
-            result[here] = self._slots_in_flight(name, one // _DEPTHS, one % _DEPTHS)[stage[here]]
+    def _chunk_layers(self, kind: int) -> Array:
+        """(split, slot, chunk) layers of one kind."""
+        result = np.zeros((*self.rank.shape, int(self.vpp.max(initial=1))))
+        for i, pair in enumerate(self.contents):
+            result[i, :, : pair[kind].shape[1]] = pair[kind][self.rank[i]]
         return result
 
+    def in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
+        """One of IN_FLIGHT for arrays of splits, slots and microbatch counts, at each rank's worst moment.
+
+        With equal chunks on a rank any moment with the most chunks in flight will do; else all moments are looked at.
+        """
+        if name == "embedding_in_flight":
+            result = np.minimum(grad_acc, self.pp[split]) * self.features["first"][split, stage]
+        else:
+            result = self._equal_chunks_in_flight(self._chunks[name.removesuffix("_in_flight")], split, stage, grad_acc)
+        for one in self._own_moments:
+            here = split == one
+            if np.any(here):
+                here, slot, m = np.broadcast_arrays(here, stage, np.minimum(grad_acc, saturated(self.pp[one], self.vpp[one])))
+                result = np.array(np.broadcast_to(result, here.shape), dtype=float)
+                for depth in np.unique(m[here]).tolist():
+                    at = here & (m == depth)
+                    result[at] = self._slots_in_flight(name, one, depth)[slot[at]]
+        return result
+
+    def _equal_chunks_in_flight(self, layers: Array, split: Any, stage: Any, grad_acc: Any) -> Any:
+        """1F1B: min(m, p-i) microbatches. Interleaved: min(m*v, 2*(p-1-i) + (v-1)*p + 1) chunks, in rounds of p each."""
+        pp, vpp, rank = self.pp[split], self.vpp[split], self.rank[split, stage]
+        plain = np.minimum(grad_acc, pp - rank)
+        interleaved = np.minimum(grad_acc * vpp, 2 * (pp - 1 - rank) + (vpp - 1) * pp + 1)
+        chunks = np.where(vpp > 1, interleaved, plain)
+        rounds, rest = chunks // (pp * vpp), chunks % (pp * vpp)
+        full, part = rest // pp, rest % pp  # of the last round: chunks with all pp microbatches, and of the next
+        behind = np.cumsum(layers, axis=2) - layers
+        whole = layers.sum(axis=2)[split, stage]
+        return rounds * pp * whole + pp * behind[split, stage, full] + part * layers[split, stage, full]
+
     def _slots_in_flight(self, name: str, split: int, microbatches: int) -> Array:
+        """(slot,) of one cut."""
         known = (name, split, microbatches)
         if known not in self._held:
             self._held[known] = self._compute_in_flight(name, split, microbatches)
         return self._held[known]
 
     def _compute_in_flight(self, name: str, split: int, microbatches: int) -> Array:
-        """(slot,) at the worst moment of each slot's rank."""
         from parsolve.objectives.schedule import Shape, held
 
         cut = self.cuts[split]
@@ -258,9 +289,6 @@ class Splits:
             return self
         cut = Split(layers, classify(layers, len(self.layer_is_moe)))
         return Splits(self.layer_is_moe, (*self.cuts, cut))
-
-
-_DEPTHS = 1 << 20
 
 
 def saturated(pp: Any, vpp: Any) -> Any:
