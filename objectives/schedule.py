@@ -142,7 +142,12 @@ def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) 
     forward, backward: (pp*vpp,) time of one microbatch on each stage in model order, s.
     delay: time from the end of a pass until its output is on the next rank, during which both may compute, s.
     """
-    return float(_ends(shape, forward, backward, delay).max())
+    return _makespan(shape, forward.tobytes(), backward.tobytes(), delay)
+
+
+@lru_cache(maxsize=4096)
+def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float) -> float:
+    return float(_ends(shape, np.frombuffer(forward), np.frombuffer(backward), delay).max())
 
 
 class Path(NamedTuple):

@@ -124,44 +124,50 @@ class Items(NamedTuple):
     ``transfer`` occupies the rank in every pass; ``delay`` passes between two ranks while both compute.
     """
 
-    dense: tuple[float, float]
-    moe: tuple[float, float]
-    embedding: tuple[float, float]
-    head: tuple[float, float]
-    transfer: float
-    delay: float
+    dense: tuple[Any, Any]
+    moe: tuple[Any, Any]
+    embedding: tuple[Any, Any]
+    head: tuple[Any, Any]
+    transfer: Any
+    delay: Any
+
+    def row(self, i: int) -> Items:
+        """The times of one of many configurations."""
+        pairs = [(float(forward[i]), float(backward[i])) for forward, backward in self[:4]]
+        return Items(*pairs, float(self.transfer[i]), float(self.delay[i]))
 
 
 def items(p: Instance, values: Mapping[str, Any]) -> Items:
-    """The times of one configuration (scalar axis values).
+    """The times of configurations, arrays with a value each.
 
     A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
     output layer's a third; of a transfer each direction pays half.
     """
-    pipelined = values["pp"] > 1
+    size = len(values["pp"])
+    pipelined, plain = values["pp"] > 1, values["vpp"] == 1
 
-    def total(terms: tuple[Term, ...]) -> float:
-        return float(sum(t(p, values) for t in terms))
+    def total(terms: tuple[Term, ...]) -> Array:
+        return np.asarray(np.broadcast_to(sum(t(p, values) for t in terms), (size,)), dtype=float)
 
-    def split(time: float, forward: float) -> tuple[float, float]:
+    def halves(time: Array, forward: Any) -> tuple[Array, Array]:
         return time * forward, time * (1.0 - forward)
 
-    share = 1.0 / float(compute.passes(p, values["recompute"]))
-    dense = (*ATTENTION_TERMS, *DENSE_TERMS, *(DENSE_PIPELINED if pipelined and p.profile.pipelined_member_time else ()))
-    moe = (*ATTENTION_TERMS, *_moe_terms(p), *(MOE_PIPELINED if pipelined and p.profile.pipelined_member_time else ()))
-    transfer, delay = 0.0, 0.0
-    if pipelined and values["vpp"] == 1:
-        transfer = total((pipeline_comm.stage_transfer,))
-    elif pipelined:
-        transfer = total((pipeline_comm.overlapped_stage_transfer,))
-        delay = total((pipeline_comm.overlapped_stage_transfer_hidden,))
+    dense, moe = np.zeros(size), np.zeros(size)
+    member = bool(p.profile.pipelined_member_time)
+    if p.model.num_dense_layers:
+        dense = total((*ATTENTION_TERMS, *DENSE_TERMS)) + (total(DENSE_PIPELINED) * pipelined if member else 0.0)
+    if p.model.num_moe_layers:
+        moe = total((*ATTENTION_TERMS, *_moe_terms(p))) + (total(MOE_PIPELINED) * pipelined if member else 0.0)
+    share = 1.0 / np.broadcast_to(compute.passes(p, values["recompute"]), (size,))
+    in_line = np.where(plain, total((pipeline_comm.stage_transfer,)), total((pipeline_comm.overlapped_stage_transfer,)))
+    hidden = np.where(plain, 0.0, total((pipeline_comm.overlapped_stage_transfer_hidden,)))
     return Items(
-        split(total(dense) if p.model.num_dense_layers else 0.0, share),
-        split(total(moe) if p.model.num_moe_layers else 0.0, share),
-        split(total(EMBEDDING_TERMS), 1 / 3),
-        split(total(HEAD_TERMS), 1 / 3),
-        transfer / 2,
-        delay / 2,
+        halves(dense, share),
+        halves(moe, share),
+        halves(total(EMBEDDING_TERMS), 1 / 3),
+        halves(total(HEAD_TERMS), 1 / 3),
+        pipelined * in_line / 2,
+        pipelined * hidden / 2,
     )
 
 
@@ -182,15 +188,11 @@ def _ends(stages: int, first: float, last: float) -> Array:
     return extra
 
 
-def shape_of(p: Instance, values: Mapping[str, Any]) -> Shape:
-    """The schedule of one configuration."""
-    return Shape(int(values["pp"]), int(values["vpp"]), int(values["grad_acc"]))
-
-
-def pipeline_length(p: Instance, values: Mapping[str, Any]) -> float:
-    """Exact length of the schedule of one configuration (scalar axis values, ``split`` a cut), s."""
-    dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"])])
-    return makespan(shape_of(p, values), *pass_times(items(p, values), dense, moe))
+def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> float:
+    """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s."""
+    dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
+    shape = Shape(*(int(values[axis][i]) for axis in ("pp", "vpp", "grad_acc")))
+    return makespan(shape, *pass_times(of.row(i), dense, moe))
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:

@@ -23,7 +23,7 @@ from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
-from parsolve.optimizer.ranking import Query, configs_of, evaluate_rows, rank
+from parsolve.optimizer.ranking import Query, configs_of, rank, within_limits
 from parsolve.optimizer.spaces import Spaces
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance, Problem, replace_workload
@@ -66,7 +66,7 @@ def first_legal(
             if time.perf_counter() > deadline:
                 raise OutOfTime
             joined = join(space.rows, math.inf, rows)
-            _, legal = evaluate_rows(space.p, joined.table, cost=False)
+            legal = within_limits(space.p, joined.table)
             if joined.table.size:
                 seen(space.p, joined.table)
             if legal.any():
@@ -90,7 +90,7 @@ def _by_cp_sat(p: Instance, work: Filter) -> Config | None:
         if outcome.values is None:
             return None
         table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-        if evaluate_rows(p, table, cost=False)[1][0]:
+        if within_limits(p, table)[0]:
             return configs_of(p, table, [0])[0]
         model.block(outcome.values)
 
@@ -219,7 +219,7 @@ class _AnyBatch:
         if space.rows is None:
             return True
         joined = join(space.rows, math.inf, SAMPLE_ROWS[1])
-        return joined.complete and not evaluate_rows(space.p, joined.table, cost=False)[1].any()
+        return joined.complete and not within_limits(space.p, joined.table).any()
 
 
 def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ import numpy as np
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
 from parsolve.functions import STAGE, Array, StageMax
 from parsolve.objectives.schedule import Path, Shape, critical_path, held
-from parsolve.objectives.step_time import Items, items, pass_times, shape_of
+from parsolve.objectives.step_time import Items, pass_times
 from parsolve.problem import Instance
-from parsolve.splits import Layers, Probe, bounds, from_model_order, saturated
+from parsolve.splits import Layers, Probe, bounds, from_model_order, rank_cuts, saturated
 
 RESOLUTION = 10**8
 """Ticks in the value to beat; coefficients are rounded down, so that the model is a relaxation."""
@@ -45,6 +46,10 @@ class Form:
         """The coefficients of one row."""
         return {name: float(values[i]) for name, values in self.units.items()}
 
+    def rows(self, chosen: Array) -> Form:
+        """The form of some rows."""
+        return replace(self, units={name: values[chosen] for name, values in self.units.items()})
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -52,6 +57,10 @@ class Forms:
 
     objective: tuple[Form, ...]
     limits: tuple[Form, ...]
+
+    def rows(self, chosen: Array) -> Forms:
+        """The forms of some rows."""
+        return Forms(*(tuple(form.rows(chosen) for form in group) for group in (self.objective, self.limits)))
 
 
 def forms(p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, int]], at: Array) -> Forms:
@@ -93,6 +102,17 @@ class Paths:
         return self.known[shape]
 
 
+    def arrays(self, shape: Shape, of: Items) -> tuple[Array, Array, Array]:
+        """(path, stage) passes forward and backward, and (path,) what does not depend on the layers, s."""
+        known = self.of(shape)
+        forward, backward = np.stack([x.forward for x in known]), np.stack([x.backward for x in known])
+        passes = forward.sum(axis=1) + backward.sum(axis=1)
+        fixed = np.array([x.transfers for x in known]) * of.delay + passes * of.transfer
+        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+            fixed = fixed + forward[:, stage] * there + backward[:, stage] * back
+        return forward, backward, fixed
+
+
 def _straight(shape: Shape, rank: int) -> Path:
     counts = np.zeros(shape.pp * shape.vpp, np.int64)
     counts[:rank] = 1
@@ -111,15 +131,15 @@ class Row:
     shape: Shape
 
     @staticmethod
-    def of(p: Instance, all_forms: Forms, values: Mapping[str, Array], i: int) -> Row:
+    def of(all_forms: Forms, all_items: Items, values: Mapping[str, Array], i: int) -> Row:
         """Row i of ``values``."""
         here = {axis: int(column[i]) for axis, column in values.items() if axis != "split"}
         return Row(
             here,
             tuple((form, form.row(i)) for form in all_forms.objective),
             tuple((form, form.row(i)) for form in all_forms.limits),
-            items(p, here),
-            shape_of(p, here),
+            all_items.row(i),
+            Shape(here["pp"], here["vpp"], here["grad_acc"]),
         )
 
 
@@ -193,7 +213,12 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     size = len(to_beat)
     numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
     kinds = [k for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers)) if n]
-    share = {"dense": p.model.num_dense_layers / pp, "moe": p.model.num_moe_layers / pp, "first": 1 / pp, "last": 1 / pp}
+    share = {
+        "dense": p.model.num_dense_layers / pp,
+        "moe": p.model.num_moe_layers / pp,
+        "first": 1 / pp,
+        "last": 1 / pp,
+    }
     first, last = np.zeros(pp), np.zeros(pp)
     first[0] = last[-1] = 1.0
 
@@ -214,26 +239,39 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         rest = rest + form.weight * (np.maximum(mean, 0.0) if form.at_least_zero else mean)
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
-    depth = int(min(int(values["grad_acc"].max()), saturated(pp, vpp)))
-    for form in all_forms.limits:
-        per_layer, per_held = cheapest(form.units), cheapest(form.units, "_in_flight")
-        fixed = ends(form.units) + (form.units["embedding_in_flight"] * np.minimum(values["grad_acc"], pp))[:, None] * first
-        for m in np.unique(np.minimum(values["grad_acc"], depth)).tolist():
-            here = np.minimum(values["grad_acc"], depth) == m
-            least = np.stack([_least_held(Shape(pp, vpp, int(m)), r, numbers) for r in range(pp)])
-            need = fixed[here][:, :, None] + per_layer[here][:, None, None] * numbers
-            need = need + per_held[here][:, None, None] * least
-            fits[here] &= need <= form.budget * (1 + SLACK)
-    for _ in range(3 if pipeline is not None else 1):
-        ok = fits
-        if pipeline is not None:
-            _, least_layers = _reach(fits, numbers, layers)
-            ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest)
-            fixed = pipeline.weight * (ends(pipeline.units) + ahead)
-            each = pipeline.weight * cheapest(pipeline.units)
-            spent = fixed[:, :, None] + each[:, None, None] * numbers
-            ok = fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
-        fits = ok
+    fixed = np.zeros((size, pp))
+
+    def in_time(fits: Array) -> Array:
+        """What a rank can compute within the value to beat."""
+        nonlocal fixed
+        if pipeline is None:
+            return fits
+        _, least_layers = _reach(fits, numbers, layers)
+        ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest)
+        fixed = pipeline.weight * (ends(pipeline.units) + ahead)
+        each = pipeline.weight * cheapest(pipeline.units)
+        spent = fixed[:, :, None] + each[:, None, None] * numbers
+        return fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
+
+    fits = in_time(in_time(fits))
+    if fits.any():
+        window = np.flatnonzero(fits.any(axis=(0, 1)))
+        window = numbers[window[0] : window[-1] + 1]
+        fits &= (numbers >= window[0]) & (numbers <= window[-1])
+        depths = np.minimum(values["grad_acc"], int(saturated(pp, vpp)))
+        for m in np.unique(depths).tolist():
+            here = np.flatnonzero(depths == m)
+            shape = Shape(pp, vpp, int(m))
+            least = np.array([[_least_held(layers, shape, r, int(n)) for n in window] for r in range(pp)])
+            for form in all_forms.limits:
+                per_layer, per_held = cheapest(form.units)[here], cheapest(form.units, "_in_flight")[here]
+                first_in_flight = form.units["embedding_in_flight"] * np.minimum(values["grad_acc"], pp)
+                base = ends(form.units)[here] + first_in_flight[here][:, None] * first
+                need = base[:, :, None] + per_layer[:, None, None] * window
+                need = need + np.where(np.isinf(least), math.inf, per_held[:, None, None] * np.minimum(least, 1e18))
+                part = fits[np.ix_(here, np.arange(pp), window)]
+                fits[np.ix_(here, np.arange(pp), window)] = part & (need <= form.budget * (1 + SLACK))
+        fits = in_time(fits)
     most, least_layers = _reach(fits, numbers, layers)
     possible = fits.any(axis=2).all(axis=1) & (most.sum(axis=1) >= layers)
     if pipeline is not None:
@@ -265,18 +303,45 @@ def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, cheap
     return np.asarray(waits + per_layer[:, None] * before)
 
 
-def _least_held(shape: Shape, rank: int, numbers: Array) -> Array:
-    """(number,) layers times microbatches that a rank with so many layers holds at least at its worst moment."""
-    moments = held(shape, rank)
-    if shape.vpp == 1:
-        return numbers * float(moments.max())
-    worst = moments[int(moments.sum(axis=1).argmax())]
-    even = worst.sum() * (numbers // shape.vpp)
-    if 0 < rank < shape.pp - 1:
-        return np.asarray(even, dtype=float)
-    short = 0 if rank == 0 else shape.vpp - 1
-    others = (worst.sum() - worst[short]) * (numbers // (shape.vpp - 1)) if shape.vpp > 1 else even
-    return np.asarray(np.minimum(even, others), dtype=float)
+@lru_cache(maxsize=4096)
+def _least_held(layers: int, shape: Shape, rank: int, number: int) -> float:
+    """Layers times microbatches that a rank with ``number`` layers holds at least at its worst moment; inf: no cut."""
+    cuts = rank_cuts(layers, shape.pp, shape.vpp, rank, number, number)
+    if not cuts:
+        return math.inf
+    return float((held(shape, rank) @ np.array(cuts).T).max(axis=0).min())
+
+
+def refuted(p: Instance, row: Row, to_beat: float, paths: Paths, most: Array, least: Array) -> bool:
+    """Whether some path alone shows that no cut within the ranks' reach costs less than ``to_beat``.
+
+    Layers, with the cheaper kind's time, are put where the path passes least often.
+    """
+    pp, vpp, *_ = row.shape
+    rest, weight = 0.0, 0.0
+    share = {"dense": p.model.num_dense_layers / pp, "moe": p.model.num_moe_layers / pp, "first": 1 / pp, "last": 1 / pp}
+    for form, units in row.objective:
+        if form.name == PIPELINE:
+            weight = form.weight
+            continue
+        mean = units["nothing"] + sum(units[name] * part for name, part in share.items())
+        rest += form.weight * (max(0.0, mean) if form.at_least_zero else mean)
+    if not weight:
+        return False
+    low, high = least // vpp, -(-most // vpp)
+    if vpp > 1:
+        high[[0, -1]] = -(-most[[0, -1]] // (vpp - 1))
+    low, high = np.tile(low, vpp), np.tile(high, vpp)
+    low[[0, -1]] = 0
+    kinds = [t for t, n in ((row.items.dense, p.model.num_dense_layers), (row.items.moe, p.model.num_moe_layers)) if n]
+    forward, backward, fixed = paths.arrays(row.shape, row.items)
+    each = np.min([forward * t[0] + backward * t[1] for t in kinds], axis=0)
+    order = np.argsort(each, axis=1)
+    room = (high - low)[order]
+    before = np.cumsum(room, axis=1) - room
+    taken = np.clip(p.model.num_layers - low.sum() - before, 0, room)
+    length = fixed + each @ low + (np.take_along_axis(each, order, axis=1) * taken).sum(axis=1)
+    return bool((rest + weight * length > to_beat * (1 + SLACK)).any())
 
 
 @dataclass
@@ -325,27 +390,14 @@ class CutModel:
                 self._limit(form, units, rank)
 
     def _chunks(self, layers: int, most: Array, least: Array) -> None:
+        """A variable for the layers of each stage, every rank's within the stated domain."""
         pp, vpp, *_ = self.shape
-        low, high = bounds(layers, pp, vpp)
-        self.count = [
-            self.model.new_int_var(int(low[s % pp, s // pp]), int(min(high[s % pp, s // pp], most[s % pp])), f"n{s}")
-            for s in range(pp * vpp)
-        ]
-        add = self.cp.LinearExpr.sum
-        self.model.add(add(self.count) == layers)
+        high = int(bounds(layers, pp, vpp)[1].max())
+        self.count = [self.model.new_int_var(0, high, f"n{s}") for s in range(pp * vpp)]
+        self.model.add(self.cp.LinearExpr.sum(self.count) == layers)
         for rank in range(pp):
-            own = self.count[rank::pp]
-            self.model.add(add(own) <= int(most[rank]))
-            self.model.add(add(own) >= int(least[rank]))
-            ends = {0} if rank == 0 else set()
-            ends |= {vpp - 1} if rank == pp - 1 else set()
-            plain = [n for chunk, n in enumerate(own) if chunk not in ends]
-            if plain and vpp > 1:
-                base = self.model.new_int_var(int(low.max()), int(high.max()), "")
-                for n in plain:
-                    self.model.add(n >= base)
-                for n in own:
-                    self.model.add(n <= base + 1)
+            allowed = rank_cuts(layers, pp, vpp, rank, int(least[rank]), int(most[rank]))
+            self.model.add_allowed_assignments(self.count[rank::pp], allowed)
 
     def _kinds(self) -> None:
         """Layers of each kind on every stage, linear expressions."""

@@ -8,11 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from parsolve.constraints.pipeline import LAYOUT_SINCE
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
 from parsolve.specs.workload import MEGATRON_LIKE
-from parsolve.splits import Split, Splits, enumerate_splits
+from parsolve.splits import Split, Splits, balanced, classify, enumerate_splits, free, free_shape
 
 MAX_MICRO_BATCH = 64
 """Largest micro-batch offered for an exact batch, sequences."""
@@ -80,15 +81,27 @@ def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]]) -> dict[str, t
     return {axis: tuple(int(v) for v in values) for axis, values in result.items()}
 
 
-def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
-    """The layer cuts that the framework offers for these pipeline shapes."""
-    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp)
+def takes_any_cut(problem: Problem) -> bool:
+    """Whether the launcher can spell any cut of the layers: Megatron-Core's layout strings."""
+    w = problem.workload
+    return w.framework in MEGATRON_LIKE and problem.instance(1, Splits((), ())).megatron_core >= LAYOUT_SINCE
+
+
+def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
+    """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
+    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut)
 
 
 @lru_cache(maxsize=64)
-def _split_list(layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...]) -> Splits:
+def _split_list(
+    layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool
+) -> Splits:
     layers = len(layer_is_moe)
-    shapes = [(a, b) for a in pp for b in vpp if a * b <= layers and (b == 1 or a > 1)]
+    shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
+    if any_cut:
+        whole = balanced(layers, 1, 1)
+        alone = [Split(whole, classify(whole, layers))] if (1, 1) in shapes else []
+        return Splits(layer_is_moe, [*alone, *(free(*s) for s in shapes if s[0] > 1 and free_shape(layers, *s))])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
     cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
     if framework == "deepspeed":
@@ -97,15 +110,15 @@ def _split_list(layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, .
 
 
 def build(
-    problem: Problem, gbs: int, batch: Mapping[str, tuple[int, ...]] | None = None
+    problem: Problem, gbs: int, batch: Mapping[str, tuple[int, ...]] | None = None, any_cut: bool = False
 ) -> tuple[Instance, dict[str, Array]]:
     """The instance at one batch size and the domain of every axis as ascending arrays.
 
-    ``batch``: other domains than ``batch_domains`` has.
+    ``batch``: other domains than ``batch_domains`` has. ``any_cut``: with all cuts instead of those that can be listed.
     """
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
-    splits = split_list(problem, domains["pp"], domains["vpp"])
+    splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
     p = problem.instance(gbs, splits)
     arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
     arrays["split"] = np.arange(len(splits.cuts), dtype=np.int64)

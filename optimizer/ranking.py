@@ -1,8 +1,10 @@
-"""The exact ranking of the best plans, and its proof.
+"""The exact ranking of the best plans, and its proof. A plan is a configuration with its best cut of the layers.
 
 1. Rising bound: rows that cannot stay below a guessed bound are dropped, the rest is joined and evaluated in floating
    point, until at least k legal plans lie below the bound (or nothing is left to find).
-2. Proof: CP-SAT searches for any plan that is not listed and at most as dear as the k-th. What it finds is evaluated
+2. Any cut: where the launcher takes any cut, every configuration that some cut could bring onto the list is found the
+   same way with a relaxation of all cuts (optimizer.anycut), and its best cut is solved for.
+3. Proof: CP-SAT searches for any plan that is not listed and at most as dear as the k-th. What it finds is evaluated
    and listed if it belongs; when it proves that there is none, the ranking is complete.
 A batch that may vary is solved one global batch size after the other with one shared list, ranked per token.
 """
@@ -12,18 +14,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import InternalError
-from parsolve.evaluation import active_limits, objective_value, total_time, violations
+from parsolve.evaluation import (
+    Rows,
+    active_limits,
+    objective_rows,
+    objective_value,
+    total_time,
+    violations,
+)
 from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
+from parsolve.optimizer.anycut import AnyCut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import Joined, join
-from parsolve.optimizer.spaces import Spaces
+from parsolve.optimizer.spaces import Space, Spaces
 from parsolve.optimizer.tables import Table
 from parsolve.problem import STEP_TIME, Instance, Problem
 from parsolve.specs import Recompute
@@ -36,6 +46,8 @@ FIRST_ROWS = 64
 """Joined rows evaluated at once when a short list is asked for."""
 SAMPLE_ROWS = 2_000
 """Partial assignments kept in the first look, whose plans set the bound."""
+ANY_CUT_TOP = 20
+"""Longer lists take their cuts from those that can be listed (even, first/last counts, embedding and loss counted)."""
 MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
 SLACK = 1e-9
@@ -62,6 +74,11 @@ class Query:
     top: int | None = 5
     cap: float = math.inf
     distinct: bool = False
+
+    @property
+    def short(self) -> bool:
+        """A list short enough to solve for the best of all cuts of every plan."""
+        return self.top is not None and self.top <= ANY_CUT_TOP
 
 
 @dataclass
@@ -100,13 +117,17 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
     ]
 
 
-def evaluate_rows(p: Instance, table: Table, cost: bool = True) -> tuple[Array, Array]:
-    """Objective of each row (0 unless ``cost``), and whether it holds every limit."""
-    value = objective_value(p, table.values) if cost else 0.0
+def within_limits(p: Instance, table: Table) -> Array:
+    """Whether each row holds every limit."""
     legal = np.ones(table.size, dtype=bool)
     for limit in active_limits(p.problem):
         legal &= np.broadcast_to(np.asarray(limit.holds(p, table.values)), (table.size,))
-    return np.broadcast_to(np.asarray(value, dtype=float), (table.size,)), legal
+    return legal
+
+
+def without_cut(config: Config) -> Config:
+    """The configuration's choices but for the cut: a plan is listed once, with its best cut."""
+    return replace(config, layers_per_stage=())
 
 
 def layout_of(config: Config) -> tuple[int, int, int, int]:
@@ -121,12 +142,21 @@ class _List:
         self.query = query
         self.best: dict[Config | tuple[int, int, int, int], Ranked] = {}
 
+    def name(self, config: Config) -> Config | tuple[int, int, int, int]:
+        """What is listed at most once."""
+        return layout_of(config) if self.query.distinct else without_cut(config)
+
+    def key(self, config: Config) -> float:
+        """The key of the listed plan with the same name, inf when there is none."""
+        known = self.best.get(self.name(config))
+        return known.key if known else math.inf
+
     def add(self, plans: Iterable[Ranked]) -> None:
         """Take what belongs on the list; the smaller (key, config) wins."""
         for plan in plans:
             if plan.key > self.query.cap:
                 continue
-            name = layout_of(plan.config) if self.query.distinct else plan.config
+            name = self.name(plan.config)
             known = self.best.get(name)
             if known is None or (plan.key, plan.config) < (known.key, known.config):
                 self.best[name] = plan
@@ -225,9 +255,11 @@ class _Search:
     seeds: tuple[Config, ...]
     spaces: Spaces | None
     own: Spaces = field(init=False)
+    any_cut: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
+        self.any_cut = self.best.query.short and domain_module.takes_any_cut(self.problem)
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
@@ -240,7 +272,7 @@ class _Search:
         self._plant(p, domains)
         self.result.search_space += math.prod(len(v) for a, v in domains.items() if a not in ("edp", "shards", "dp"))
         if base is None:
-            return True, math.inf
+            return self._any_cut(gbs) if self.any_cut else (True, math.inf)
         self.result.open_bound = base.lower_bound
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:
@@ -257,7 +289,31 @@ class _Search:
                 # a sample filled the list: try once more below its last key
                 joined = self._enumerate(base, p, self._limit())
                 break
+        if self.any_cut:
+            return self._any_cut(gbs)
         return self._prove(p, base, joined)
+
+    def any_space(self, gbs: int) -> Space:
+        """The tables with all cuts at once."""
+        if self.spaces is None:
+            return Spaces(self.problem, any_cut=True).once(self.problem, gbs, self._limit())
+        if self.spaces.any is None:
+            self.spaces.any = Spaces(self.spaces.problem, any_cut=True)
+        return self.spaces.any.at(self.problem, gbs, self._limit())
+
+    def _any_cut(self, gbs: int) -> tuple[bool, float]:
+        """The same with all cuts at once; (proven, lower bound of the key)."""
+        space = self.any_space(gbs)
+        if space.rows is None:
+            return True, math.inf
+        search = AnyCut(space.p, self)
+        for guess in GUESSES:
+            limit = min(self._limit(), space.rows.lower_bound * guess)
+            if not search.settle(space.rows, limit):
+                return False, space.rows.lower_bound
+            if limit >= self._limit():
+                break
+        return True, math.inf
 
     def _limit(self) -> float:
         """The last key asked for, with the float slack."""
@@ -271,22 +327,23 @@ class _Search:
             values = _assignment(p, config)
             inside = all(value in domains[axis] for axis, value in values.items())
             if inside and not violations(p, config):
-                self._add(p, Table(tuple(values), {axis: np.array([v]) for axis, v in values.items()}), [0])
+                self.list_plan(p, config, objective_value(p, config))
 
-    def _add(self, p: Instance, table: Table, rows: Iterable[int], costs: Array | None = None) -> None:
-        chosen = list(rows)
-        if not chosen:
-            return
-        part = Table(table.axes, {axis: column[chosen] for axis, column in table.values.items()})
-        keys = evaluate_rows(p, part)[0] if costs is None else costs[chosen]
-        if p.problem.goal == STEP_TIME and not p.problem.per_token:
-            times = keys
-        else:
-            times = np.broadcast_to(np.asarray(total_time(p, part.values), dtype=float), (len(chosen),))
-        self.best.add(
-            Ranked(rank_key(float(keys[i])), config, float(times[i]))
-            for i, config in enumerate(configs_of(p, part, range(len(chosen))))
-        )
+    def _add(self, p: Instance, rows: Rows, table: Table, chosen: Iterable[int]) -> None:
+        """List the rows that belong there, given from the lowest bound up."""
+        for i in chosen:
+            if rows.bound[i] > self._limit() * (1 + SLACK):
+                break
+            config = configs_of(p, table, [i])[0]
+            if rows.bound[i] < self.best.key(config):
+                self.list_plan(p, config, rows.exact(i))
+
+    def list_plan(self, p: Instance, config: Config, cost: float) -> None:
+        """Put a legal plan where it belongs; ``p`` knows its cut."""
+        if cost <= self._limit():
+            time_is_cost = p.problem.goal == STEP_TIME and not p.problem.per_token
+            step = cost if time_is_cost else total_time(p, config)
+            self.best.add([Ranked(rank_key(cost), config, step)])
 
     def _progress(self, gbs: int, bound: float, found: int) -> str:
         ranked = self.best.sorted()
@@ -313,24 +370,10 @@ class _Search:
             if joined.cost[rows[0]] > self._limit() * (1 + SLACK):
                 break
             part = joined.table.keep(rows)
-            costs, legal = evaluate_rows(p, part)
-            self._add(p, part, self._worth_adding(part, costs, np.flatnonzero(legal & (costs <= limit))), costs)
+            costs = objective_rows(p, part.values)
+            legal = np.flatnonzero(within_limits(p, part))
+            self._add(p, costs, part, legal[np.argsort(costs.bound[legal], kind="stable")].tolist())
         return joined
-
-    def _worth_adding(self, table: Table, costs: Array, rows: Array) -> Array:
-        """Fewer rows to make configurations of: the first k, or the first of each layout (ties included)."""
-        query = self.best.query
-        good: Array = rows[costs[rows] <= self._limit()]
-        if query.distinct:
-            layout = np.stack([table.values[axis][good] for axis in ("tp", "pp", "cp", "ep")])
-            _, group = np.unique(layout, axis=1, return_inverse=True)
-            least = np.full(group.max(initial=-1) + 1, math.inf)
-            np.minimum.at(least, group.ravel(), costs[good])
-            good = good[costs[good] <= least[group.ravel()] * (1 + SLACK)]
-        elif query.top is not None and len(good) > 4 * query.top:
-            cut = np.partition(costs[good], query.top)[query.top]
-            good = good[costs[good] <= cut * (1 + SLACK)]
-        return good
 
     def _prove(self, p: Instance, base: Filter, joined: Joined | None) -> tuple[bool, float]:
         """Let CP-SAT look for a plan that is not listed and not dearer than the last key asked for.
@@ -361,7 +404,10 @@ class _Search:
         else:
             for plan in mine:
                 if plan.key <= worst * (1 + SLACK):
-                    model.block(_assignment(p, plan.config))
+                    values = _assignment(p, plan.config)
+                    if complete is not None:  # the join found the best cut
+                        del values["split"]
+                    model.block(values)
         while True:
             if self.clock.over():
                 return False, base.lower_bound
@@ -370,11 +416,11 @@ class _Search:
                 self.result.proof_s += time.perf_counter() - start
                 return outcome.finished, math.inf if outcome.finished else base.lower_bound
             table = Table(tuple(outcome.values), {axis: np.array([v]) for axis, v in outcome.values.items()})
-            costs, legal = evaluate_rows(p, table)
-            if legal[0] and complete is not None and costs[0] < worst * (1 - 1e-7):
-                raise InternalError(f"CP-SAT found a plan that the enumeration missed: {outcome.values}")
-            if legal[0]:
-                self._add(p, table, [0], costs)
+            if within_limits(p, table)[0]:
+                cost = objective_rows(p, table.values).exact(0)
+                if complete is not None and cost < worst * (1 - 1e-7):
+                    raise InternalError(f"CP-SAT found a plan that the enumeration missed: {outcome.values}")
+                self.list_plan(p, configs_of(p, table, [0])[0], cost)
             model.block(outcome.values)
 
 

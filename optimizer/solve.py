@@ -147,7 +147,7 @@ def _reordered(problem: Problem, plans: list[Ranked]) -> list[Ranked]:
 
     def value(plan: Ranked) -> float:
         p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
-        return rank_key(float(objective_value(p, {**plan.config.axes(), "split": 0})))
+        return rank_key(objective_value(p, plan.config))
 
     return sorted(plans, key=value)
 
@@ -232,7 +232,7 @@ def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) ->
     if config is None:
         return None
     p = instance_for(problem, config.layers_per_stage, config.gbs)
-    step = float(total_time(p, {**config.axes(), "split": 0}))
+    step = total_time(p, config)
     relative = step / best.step_time_s
     if problem.per_token:
         relative *= best.config.gbs / config.gbs

@@ -48,19 +48,23 @@ class Spaces:
         objective: bool = True,
         room: Iterable[Rule | Limit] = (),
         domains: Mapping[str, tuple[int, ...]] | None = None,
+        any_cut: bool = False,
     ) -> None:
         """``objective``: False when only feasibility is asked. ``room``: rules and limits to be added later.
 
-        ``domains`` replace those of the batch.
+        ``domains`` replace those of the batch. ``any_cut``: with all cuts at once instead of those that can be listed.
         """
         self.problem, self.objective, self.room, self.domains = problem, objective, tuple(room), domains
+        self.any_cut = any_cut
+        self.any: Spaces | None = None
+        """The same problem with all cuts at once, built when asked for."""
         self.shared: dict[int, _Shared | Space] = {}
         self.counts: dict[int, tuple[Splits, Counts]] = {}
         self.merges: Merges = []
 
     def once(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, built for it alone; rows above the bound are dropped."""
-        p, domains = domain_module.build(problem, gbs, self.domains)
+        p, domains = domain_module.build(problem, gbs, self.domains, self.any_cut)
         if any(len(values) == 0 for values in domains.values()):
             return Space(p, domains, None)
         _, counts = self.counts.setdefault(id(p.splits), (p.splits, {}))
@@ -70,7 +74,7 @@ class Spaces:
     def at(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, on shared tables where they have all axes that are needed."""
         if not self._narrows(problem):
-            return Spaces(problem, self.objective).once(problem, gbs, bound)
+            return Spaces(problem, self.objective, any_cut=self.any_cut).once(problem, gbs, bound)
         if gbs not in self.shared:
             space = self.once(self.problem, gbs)
             done = space.rows is None

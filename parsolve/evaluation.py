@@ -17,10 +17,9 @@ from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
 from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
 from parsolve.objectives.network import inside_domain
-from parsolve.objectives.step_time import HIDDEN, pipeline_length, step_time
+from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length, step_time
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Layers, Split, Splits, classify
-
 
 PIPELINE = "pipeline"
 """The quantity of the step time that a schedule makes longer than its bound."""
@@ -218,7 +217,8 @@ def _times(point: _Point) -> tuple[dict[str, float], dict[str, float]]:
                     amount = point.of(companion) * point.of(part.weight) * float(point.count(part)[slot])
                     behind[part.line] = behind.get(part.line, 0.0) + amount
         if quantity.name == PIPELINE and point.values["pp"] > 1:
-            waiting = pipeline_length(point.p, point.values) - float(here.sum())
+            rows = {axis: np.array([value]) for axis, value in point.values.items()}
+            waiting = pipeline_length(point.p, rows, items(point.p, rows), 0) - float(here.sum())
             lines["bubble"] = lines.get("bubble", 0.0) + waiting
         for total, added in ((terms, lines), (hidden, behind)):
             for line, amount in added.items():
@@ -270,29 +270,51 @@ def estimate(p: Instance, config: Config) -> Estimate:
 _ALWAYS = {"parameters", "gradients", "optimizer", "activations", "logits", "fragmentation", "outside"}
 
 
-def exact(p: Instance, quantity: StageMax, values: Mapping[str, Any]) -> float:
-    """A quantity of one configuration (scalar axis values), the pipeline by its schedule."""
-    if quantity.name == PIPELINE and values["pp"] > 1:
-        return pipeline_length(p, values)
-    return float(quantity.value(p, values))
+class Rows:
+    """Many configurations of one instance, ``values[axis]`` an array with a value each.
+
+    ``bound`` is never above the value that is minimised, and equal to it without a pipeline.
+    """
+
+    def __init__(self, p: Instance, values: Mapping[str, Array], tree: list[tuple[float, StageMax]]) -> None:
+        self.p, self.values = p, values
+        size = len(values["pp"])
+        self.fixed, self.pipeline, self.weight = np.zeros(size), np.zeros(size), 0.0
+        for weight, quantity in tree:
+            amount = np.broadcast_to(np.asarray(quantity.value(p, values), dtype=float), (size,))
+            if quantity.name == PIPELINE:
+                self.pipeline, self.weight = weight * amount, weight
+            else:
+                self.fixed = self.fixed + weight * amount
+        self.bound: Array = self.fixed + self.pipeline
+        self._items: Items | None = None
+
+    def exact(self, i: int) -> float:
+        """The value that is minimised for row ``i``, whose split is a concrete cut: the pipeline by its schedule."""
+        if not self.weight or self.values["pp"][i] == 1:
+            return float(self.bound[i])
+        if self._items is None:
+            self._items = items(self.p, self.values)
+        return float(self.fixed[i] + self.weight * pipeline_length(self.p, self.values, self._items, i))
 
 
-def total_time(p: Instance, values: Mapping[str, Any]) -> float:
-    """Step time of one configuration, s."""
-    return sum(exact(p, quantity, values) for quantity in time_tree(p))
+def objective_rows(p: Instance, values: Mapping[str, Array]) -> Rows:
+    """The objective of many configurations."""
+    return Rows(p, values, objective_tree(p))
 
 
-def objective_value(p: Instance, values: Mapping[str, Any]) -> float:
+def objective_value(p: Instance, config: Config) -> float:
     """The value that is minimised, for one configuration."""
-    return sum(weight * exact(p, quantity, values) for weight, quantity in objective_tree(p))
+    return objective_rows(p, _columns(p, config)).exact(0)
 
 
-def objective_bound(p: Instance, values: Mapping[str, Any]) -> Any:
-    """For scalar or array axis values: never above ``objective_value``, and equal to it without a pipeline."""
-    total: Any = 0.0
-    for weight, quantity in objective_tree(p):
-        total = total + weight * quantity.value(p, values)
-    return total
+def total_time(p: Instance, config: Config) -> float:
+    """Step time of one configuration, s."""
+    return Rows(p, _columns(p, config), [(1.0, quantity) for quantity in time_tree(p)]).exact(0)
+
+
+def _columns(p: Instance, config: Config) -> dict[str, Array]:
+    return {axis: np.array([value]) for axis, value in axis_values(p, config).items()}
 
 
 def violations(p: Instance, config: Config) -> list[Violation]:

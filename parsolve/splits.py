@@ -135,11 +135,7 @@ def accounted(num_layers: int, pp: int, vpp: int) -> Iterator[Layers]:
 
 
 def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
-    """Stated domain of free cuts: least and most layers of each chunk, array (rank, chunk) each.
-
-    Half to twice the even share; the chunks of one rank differ by at most one layer. The first chunk of the pipeline
-    (with the embedding) and the last (with the output layer) may hold fewer, or none.
-    """
+    """Least and most layers of each chunk of a free cut, array (rank, chunk) each; see ``rank_cuts``."""
     share = num_layers / (pp * vpp)
     low = np.full((pp, vpp), max(1, math.floor(share / 2)), dtype=np.int64)
     high = np.full((pp, vpp), math.ceil(2 * share), dtype=np.int64)
@@ -148,8 +144,36 @@ def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
     return low, high
 
 
+def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int, least: int, most: int) -> list[tuple[int, ...]]:
+    """The stated domain of free cuts: chunk sizes that one rank may have with ``least`` to ``most`` layers in all.
+
+    A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones are
+    its first or its last. The pipeline's first chunk (with the embedding) and its last (with the output layer) may hold
+    fewer layers than the others of their rank, or none.
+    """
+    low, high = (int(b.max()) for b in bounds(num_layers, pp, vpp))
+    found: dict[tuple[int, ...], None] = {}
+
+    def level(total: int, chunks: int) -> list[tuple[int, ...]]:
+        small, fuller = divmod(total, chunks)
+        if small < low or small + bool(fuller) > high:
+            return []
+        sizes = (small,) * (chunks - fuller), (small + 1,) * fuller
+        return [sizes[0] + sizes[1], sizes[1] + sizes[0]]
+
+    for total in range(least, most + 1):
+        found |= dict.fromkeys(level(total, vpp))
+        if pp == 1 or rank not in (0, pp - 1):
+            continue
+        for short in range(min(total, high) + 1):
+            for others in level(total - short, vpp - 1) if vpp > 1 else ([()] if short == total else []):
+                if short <= max(others, default=high):
+                    found[(short, *others) if rank == 0 else (*others, short)] = None
+    return list(found)
+
+
 def free_shape(num_layers: int, pp: int, vpp: int) -> bool:
-    """Whether some free cut of this shape exists within the stated domain."""
+    """Whether some free cut of this shape may exist within the stated domain."""
     low, high = bounds(num_layers, pp, vpp)
     return bool(low.sum() <= num_layers <= high.sum())
 
@@ -238,7 +262,9 @@ class Splits:
         for one in self._own_moments:
             here = split == one
             if np.any(here):
-                here, slot, m = np.broadcast_arrays(here, stage, np.minimum(grad_acc, saturated(self.pp[one], self.vpp[one])))
+                here, slot, m = np.broadcast_arrays(
+                    here, stage, np.minimum(grad_acc, saturated(self.pp[one], self.vpp[one]))
+                )
                 result = np.array(np.broadcast_to(result, here.shape), dtype=float)
                 for depth in np.unique(m[here]).tolist():
                     at = here & (m == depth)
