@@ -114,21 +114,24 @@ def held(shape: Shape, rank: int) -> Array:
 
 
 def _ends(shape: Shape, forward: Array, backward: Array, delay: float) -> Array:
-    """When each pass ends, flat. Sweeps over the ranks from below until nothing changes: the least fixed point."""
-    m = shape.microbatches
-    durations = np.repeat(np.concatenate((forward, backward)), m)
-    ends = np.append(np.zeros(2 * len(forward) * m), 0.0)
+    """When each pass ends, (pass, case), for times (stage, case).
+
+    Sweeps over the ranks from below until nothing changes: the least fixed point.
+    """
+    durations = np.repeat(np.concatenate((forward, backward)), shape.microbatches, axis=0)
+    ends = np.zeros((len(durations) + 1, durations.shape[1]))
     prepared = []
     for order in orders(shape):
         own = durations[order.passes]
-        done = np.cumsum(own)
-        prepared.append((order, done, done - own, np.where(order.sent, delay, 0.0)))
+        done = np.cumsum(own, axis=0)
+        lag = np.where(order.sent, delay, 0.0)[:, None]
+        prepared.append((order, done, lag - done + own))
     there_and_back = [*range(shape.pp), *range(shape.pp - 2, -1, -1)]
     while True:
         before = ends.copy()
         for rank in there_and_back:
-            order, done, started, lag = prepared[rank]
-            waited = np.maximum.accumulate(ends[order.inputs] + lag - started)
+            order, done, ready = prepared[rank]
+            waited = np.maximum.accumulate(ends[order.inputs] + ready, axis=0)
             ends[order.passes] = done + np.maximum(waited, 0.0)
         if np.array_equal(before, ends):
             return ends[:-1]
@@ -147,7 +150,8 @@ def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) 
 
 @lru_cache(maxsize=4096)
 def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float) -> float:
-    return float(_ends(shape, np.frombuffer(forward), np.frombuffer(backward), delay).max())
+    times = (np.frombuffer(part)[:, None] for part in (forward, backward))
+    return float(_ends(shape, *times, delay).max())
 
 
 class Path(NamedTuple):
@@ -164,29 +168,97 @@ class Path(NamedTuple):
 
 def critical_path(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> tuple[float, Path]:
     """The makespan and the longest path."""
-    m, stages = shape.microbatches, shape.pp * shape.vpp
-    ends = _ends(shape, forward, backward, delay)
-    durations = np.repeat(np.concatenate((forward, backward)), m)
-    previous = np.full(len(ends), -1)
-    inputs = np.full(len(ends), -1)
-    sent = np.zeros(len(ends), bool)
+    lengths, ways = _walks(shape, forward[:, None], backward[:, None], delay)
+    return float(lengths[0]), _path(shape, *ways[0])
+
+
+def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> list[Path]:
+    """A path of the schedule for each case, mostly the longest, found on fewer microbatches.
+
+    The order of passes repeats itself every group of microbatches. Where the longest path of the short schedule comes to
+    the same pass of the next group, the part between is put in once more for each group left out.
+    ``forward``, ``backward``: (stage, case).
+    """
+    pp, vpp, m, kind = shape
+    fewer = ROUNDS * pp + m % pp
+    if kind != "1f1b" or m <= fewer + pp:
+        return [_path(shape, *way) for way in _walks(shape, forward, backward, delay)[1]]
+    short = Shape(pp, vpp, fewer)
+    sent = _neighbours(short)[2]
+    found = []
+    for case, (on_path, transfers, by_input) in enumerate(_walks(short, forward, backward, delay)[1]):
+        cycle = _cycle(on_path[::-1], pp if vpp > 1 else 1, fewer)
+        if cycle is None:
+            found.append(critical_path(shape, forward[:, case], backward[:, case], delay)[1])
+            continue
+        part = on_path[::-1][cycle]
+        times = (m - fewer) // (pp if vpp > 1 else 1)
+        once, more = _path(short, on_path, transfers, by_input), _path(short, part, 0, by_input)
+        hops = int((by_input & sent)[part].sum())
+        found.append(
+            Path(
+                once.forward + times * more.forward,
+                once.backward + times * more.backward,
+                once.transfers + times * hops,
+            )
+        )
+    return found
+
+
+def _cycle(on_path: Array, period: int, microbatches: int) -> slice | None:
+    """The part of a path, in order of time, from a pass in its middle to the same pass ``period`` microbatches later."""
+    place = {int(one): i for i, one in enumerate(on_path.tolist())}
+    middle = len(on_path) // 2
+    for offset in range(len(on_path) // 4):
+        for start in (middle - offset, middle + offset):
+            one = int(on_path[start])
+            if one % microbatches + period < microbatches:
+                end = place.get(one + period)
+                if end is not None and end > start:
+                    return slice(start, end)
+    return None
+
+
+ROUNDS = 5
+"""Groups of pp microbatches in the short schedule of ``long_paths``."""
+
+
+def _path(shape: Shape, on_path: Array, transfers: int, _by_input: Array | None = None) -> Path:
+    stages = shape.pp * shape.vpp
+    counts = np.bincount(on_path // shape.microbatches, minlength=2 * stages)
+    return Path(counts[:stages], counts[stages:], transfers)
+
+
+@lru_cache(maxsize=64)
+def _neighbours(shape: Shape) -> tuple[Array, Array, Array]:
+    """For each pass: the one before it on its rank, its input, and whether that is sent; -1: none."""
+    size = 2 * shape.pp * shape.vpp * shape.microbatches
+    previous, inputs, sent = np.full(size, -1), np.full(size, -1), np.zeros(size, bool)
     for order in orders(shape):
         previous[order.passes[1:]] = order.passes[:-1]
         inputs[order.passes], sent[order.passes] = order.inputs, order.sent
-    at = int(np.argmax(ends))
-    on_path: list[int] = []
-    transfers = 0
-    while at >= 0:
-        on_path.append(at)
-        start = ends[at] - durations[at]
-        source, own = int(inputs[at]), int(previous[at])
-        arrives = ends[source] + (delay if sent[at] else 0.0) if source >= 0 else -1.0
-        free = ends[own] if own >= 0 else -1.0
-        if source >= 0 and arrives >= free:
-            transfers += bool(sent[at])
-            at = source
-        else:
-            at = own
-        assert at < 0 or start >= -1e-12
-    counts = np.bincount(np.asarray(on_path) // m, minlength=2 * stages)
-    return float(ends.max()), Path(counts[:stages], counts[stages:], transfers)
+    return previous, inputs, sent
+
+
+def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple[Array, list[tuple[Array, int, Array]]]:
+    """For each case the makespan; the passes on the longest path from the last back, its transfers, and where it goes on
+    by the input of a pass."""
+    ends = _ends(shape, forward, backward, delay)
+    previous, inputs, sent = _neighbours(shape)
+    lengths = ends.max(axis=0)
+    lag = np.where(sent, delay, 0.0)[:, None]
+    arrives = np.where(inputs[:, None] >= 0, ends[inputs] + lag, -1.0)
+    free = np.where(previous[:, None] >= 0, ends[previous], -1.0)
+    by_input = arrives > free + 1e-12 * lengths  # of equally long paths the one that stays on its rank
+    following = np.where(by_input, inputs[:, None], previous[:, None])
+    found = []
+    for case in range(ends.shape[1]):
+        way = following[:, case].tolist()
+        at = int(np.argmax(ends[:, case]))
+        on_path = []
+        while at >= 0:
+            on_path.append(at)
+            at = way[at]
+        passes = np.array(on_path)
+        found.append((passes, int((by_input[:, case] & sent)[passes].sum()), by_input[:, case]))
+    return lengths, found

@@ -17,7 +17,7 @@ from parsolve.evaluation import instance_for, objective_rows, objective_value, v
 from parsolve.functions import Array
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.bounds import Filter
-from parsolve.optimizer.cuts import Caps, Paths, Row, best_cut, caps, forms, refuted
+from parsolve.optimizer.cuts import Caps, Paths, Row, best_cut, caps, forms
 from parsolve.optimizer.join import join
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
@@ -79,8 +79,6 @@ class AnyCut:
             if not found.possible[0]:
                 continue
             row = Row.of(linear, times, table.values, i)
-            if refuted(self.p, row, to_beat, self.paths, found.most[0], found.least[0]):
-                continue
             answer = best_cut(self.p, row, to_beat, self.paths, (found.most[0], found.least[0]), self.deadline)
             if not answer.proven:
                 return False

@@ -20,7 +20,7 @@ import numpy as np
 
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
 from parsolve.functions import STAGE, Array, StageMax
-from parsolve.objectives.schedule import Path, Shape, critical_path, held
+from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan
 from parsolve.objectives.step_time import Items, pass_times
 from parsolve.problem import Instance
 from parsolve.splits import Layers, Probe, bounds, from_model_order, rank_cuts, saturated
@@ -29,6 +29,8 @@ RESOLUTION = 10**8
 """Ticks in the value to beat; coefficients are rounded down, so that the model is a relaxation."""
 SLACK = 1e-9
 """Relative slack of float comparisons."""
+GAP = 5e-4
+"""A round need not find the cheapest cut under the paths so far; that none is left is proven in any case."""
 _AT = {name: i for i, name in enumerate(Probe.NAMES)}
 
 
@@ -102,17 +104,6 @@ class Paths:
         return self.known[shape]
 
 
-    def arrays(self, shape: Shape, of: Items) -> tuple[Array, Array, Array]:
-        """(path, stage) passes forward and backward, and (path,) what does not depend on the layers, s."""
-        known = self.of(shape)
-        forward, backward = np.stack([x.forward for x in known]), np.stack([x.backward for x in known])
-        passes = forward.sum(axis=1) + backward.sum(axis=1)
-        fixed = np.array([x.transfers for x in known]) * of.delay + passes * of.transfer
-        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
-            fixed = fixed + forward[:, stage] * there + backward[:, stage] * back
-        return forward, backward, fixed
-
-
 def _straight(shape: Shape, rank: int) -> Path:
     counts = np.zeros(shape.pp * shape.vpp, np.int64)
     counts[:rank] = 1
@@ -176,17 +167,20 @@ def _rank_values(row: Row, units: Mapping[str, float], of: Contents, shape: Shap
     return total
 
 
-def exact_cost(row: Row, of: Contents) -> tuple[float, bool, Path]:
-    """Objective, legality and critical path of one cut."""
-    length, path = critical_path(row.shape, *pass_times(row.items, of.dense, of.moe))
+def cost_at(row: Row, of: Contents, length: float) -> float:
+    """Objective of a cut whose schedule has that length."""
     total = 0.0
     for form, units in row.objective:
         value = length if form.name == PIPELINE else float(_rank_values(row, units, of, row.shape).max())
         total += form.weight * (max(0.0, value) if form.at_least_zero else value)
-    legal = all(
+    return total
+
+
+def is_legal(row: Row, of: Contents) -> bool:
+    """Whether a cut holds every limit."""
+    return all(
         float(_rank_values(row, units, of, row.shape).max()) <= form.budget * (1 + SLACK) for form, units in row.limits
     )
-    return total, legal, path
 
 
 @dataclass(frozen=True)
@@ -204,7 +198,7 @@ class Caps:
 def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
     """Necessary conditions, rank by rank, for rows of one pipeline shape that are to cost at most ``to_beat``.
 
-    Layers count with the cheaper kind's time and bytes. A rank waits for the first chunks before it; it holds as many
+    A rank's layers count as of the cheaper kind as far as there are such. A rank waits for the first chunks before it; it holds as many
     layers in flight as the fewest layers a chunk allow.
     """
     pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
@@ -212,18 +206,20 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     low, high = bounds(layers, pp, vpp)
     size = len(to_beat)
     numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
-    kinds = [k for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers)) if n]
-    share = {
-        "dense": p.model.num_dense_layers / pp,
-        "moe": p.model.num_moe_layers / pp,
-        "first": 1 / pp,
-        "last": 1 / pp,
-    }
     first, last = np.zeros(pp), np.zeros(pp)
     first[0] = last[-1] = 1.0
 
     def cheapest(units: Mapping[str, Array], suffix: str = "") -> Array:
-        return np.min([units[kind + suffix] for kind in kinds], axis=0)
+        return np.asarray(_cheapest(p, units, suffix))
+
+    def at_least(units: Mapping[str, Array], numbers: Array) -> Array:
+        """(row, 1, number) what so many layers cost when as many as there are are of the cheaper kind."""
+        kinds = _kinds(p)
+        of = np.stack([units[kind] for kind in kinds])
+        there = np.array(list(kinds.values()))[np.argmin(of, axis=0)][:, None]
+        cheap = np.minimum(numbers, there)
+        cost = of.min(axis=0)[:, None] * cheap + of.max(axis=0)[:, None] * (numbers - cheap)
+        return np.asarray(cost[:, None, :])
 
     def ends(units: Mapping[str, Array]) -> Array:
         fixed = units["nothing"][:, None] + units["first"][:, None] * first + units["last"][:, None] * last
@@ -235,8 +231,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         if form.name == PIPELINE:
             pipeline = form
             continue
-        mean = form.units["nothing"] + sum(form.units[name] * part for name, part in share.items())
-        rest = rest + form.weight * (np.maximum(mean, 0.0) if form.at_least_zero else mean)
+        rest = rest + _others(p, form, pp, 0, int(numbers[-1]))
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
     fixed = np.zeros((size, pp))
@@ -249,8 +244,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         _, least_layers = _reach(fits, numbers, layers)
         ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest)
         fixed = pipeline.weight * (ends(pipeline.units) + ahead)
-        each = pipeline.weight * cheapest(pipeline.units)
-        spent = fixed[:, :, None] + each[:, None, None] * numbers
+        spent = fixed[:, :, None] + pipeline.weight * at_least(pipeline.units, numbers)
         return fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
 
     fits = in_time(in_time(fits))
@@ -264,10 +258,10 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
             shape = Shape(pp, vpp, int(m))
             least = np.array([[_least_held(layers, shape, r, int(n)) for n in window] for r in range(pp)])
             for form in all_forms.limits:
-                per_layer, per_held = cheapest(form.units)[here], cheapest(form.units, "_in_flight")[here]
+                per_held = cheapest(form.units, "_in_flight")[here]
                 first_in_flight = form.units["embedding_in_flight"] * np.minimum(values["grad_acc"], pp)
                 base = ends(form.units)[here] + first_in_flight[here][:, None] * first
-                need = base[:, :, None] + per_layer[:, None, None] * window
+                need = base[:, :, None] + at_least(form.units, window)[here]
                 need = need + np.where(np.isinf(least), math.inf, per_held[:, None, None] * np.minimum(least, 1e18))
                 part = fits[np.ix_(here, np.arange(pp), window)]
                 fits[np.ix_(here, np.arange(pp), window)] = part & (need <= form.budget * (1 + SLACK))
@@ -306,42 +300,11 @@ def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, cheap
 @lru_cache(maxsize=4096)
 def _least_held(layers: int, shape: Shape, rank: int, number: int) -> float:
     """Layers times microbatches that a rank with ``number`` layers holds at least at its worst moment; inf: no cut."""
-    cuts = rank_cuts(layers, shape.pp, shape.vpp, rank, number, number)
+    domain = rank_cuts(layers, shape.pp, shape.vpp, rank, number, number)
+    cuts = domain[True] + domain[False]
     if not cuts:
         return math.inf
     return float((held(shape, rank) @ np.array(cuts).T).max(axis=0).min())
-
-
-def refuted(p: Instance, row: Row, to_beat: float, paths: Paths, most: Array, least: Array) -> bool:
-    """Whether some path alone shows that no cut within the ranks' reach costs less than ``to_beat``.
-
-    Layers, with the cheaper kind's time, are put where the path passes least often.
-    """
-    pp, vpp, *_ = row.shape
-    rest, weight = 0.0, 0.0
-    share = {"dense": p.model.num_dense_layers / pp, "moe": p.model.num_moe_layers / pp, "first": 1 / pp, "last": 1 / pp}
-    for form, units in row.objective:
-        if form.name == PIPELINE:
-            weight = form.weight
-            continue
-        mean = units["nothing"] + sum(units[name] * part for name, part in share.items())
-        rest += form.weight * (max(0.0, mean) if form.at_least_zero else mean)
-    if not weight:
-        return False
-    low, high = least // vpp, -(-most // vpp)
-    if vpp > 1:
-        high[[0, -1]] = -(-most[[0, -1]] // (vpp - 1))
-    low, high = np.tile(low, vpp), np.tile(high, vpp)
-    low[[0, -1]] = 0
-    kinds = [t for t, n in ((row.items.dense, p.model.num_dense_layers), (row.items.moe, p.model.num_moe_layers)) if n]
-    forward, backward, fixed = paths.arrays(row.shape, row.items)
-    each = np.min([forward * t[0] + backward * t[1] for t in kinds], axis=0)
-    order = np.argsort(each, axis=1)
-    room = (high - low)[order]
-    before = np.cumsum(room, axis=1) - room
-    taken = np.clip(p.model.num_layers - low.sum() - before, 0, room)
-    length = fixed + each @ low + (np.take_along_axis(each, order, axis=1) * taken).sum(axis=1)
-    return bool((rest + weight * length > to_beat * (1 + SLACK)).any())
 
 
 @dataclass
@@ -355,18 +318,19 @@ class Found:
 
 
 class CutModel:
-    """The master problem of one row: chunk sizes, their consequences, and the paths met so far."""
+    """The master problem of one row: a literal for each cut that a rank may have, and the paths met so far.
 
-    def __init__(self, p: Instance, row: Row, to_beat: float, most: Array, least: Array) -> None:
+    Layers of the rarer kind have variables of their own, on the stages that they can reach.
+    """
+
+    def __init__(self, p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) -> None:
         from ortools.sat.python import cp_model
 
         self.cp, self.row, self.shape = cp_model, row, row.shape
         self.model = cp_model.CpModel()
-        self.is_moe = p.model.layer_is_moe
         self.tick = to_beat / RESOLUTION
-        self.kinds = (p.model.num_dense_layers > 0, p.model.num_moe_layers > 0)
-        self._chunks(p.model.num_layers, most, least)
-        self._kinds()
+        self._options(p.model.num_layers, domains)
+        self._rarer_kind(p.model.layer_is_moe)
         self.values: list[Any] = []
         self.pipeline: Any = None
         constant = 0.0
@@ -381,146 +345,342 @@ class CutModel:
                 self.pipeline, self.weight = variable, form.weight
             else:
                 for rank in range(self.shape.pp):
-                    self.model.add(variable >= self._rank_sum(units, rank, form.weight / self.tick))
-        room = RESOLUTION - math.floor(constant / self.tick)
-        self.model.add(cp_model.LinearExpr.sum(self.values) <= room)
+                    self.model.add(variable >= self._on_rank(units, rank, form.weight / self.tick))
+        self.constant = math.floor(constant / self.tick)
+        self.improve(to_beat)
         self.model.minimize(cp_model.LinearExpr.sum(self.values))
-        for form, units in row.limits:
-            for rank in range(self.shape.pp):
-                self._limit(form, units, rank)
 
-    def _chunks(self, layers: int, most: Array, least: Array) -> None:
-        """A variable for the layers of each stage, every rank's within the stated domain."""
-        pp, vpp, *_ = self.shape
-        high = int(bounds(layers, pp, vpp)[1].max())
-        self.count = [self.model.new_int_var(0, high, f"n{s}") for s in range(pp * vpp)]
-        self.model.add(self.cp.LinearExpr.sum(self.count) == layers)
-        for rank in range(pp):
-            allowed = rank_cuts(layers, pp, vpp, rank, int(least[rank]), int(most[rank]))
-            self.model.add_allowed_assignments(self.count[rank::pp], allowed)
+    def _options(self, layers: int, domains: Sequence[Domain]) -> None:
+        """Per rank the cuts of the stated domain, (option, chunk), and a literal for each."""
+        fuller_first = self.model.new_bool_var("")
+        self.sizes: list[Array] = []
+        self.chosen: list[list[Any]] = []
+        self.last: list[int] = []
+        for domain in domains:
+            cuts = list(dict.fromkeys([*domain[True], *domain[False]]))
+            literals = [self.model.new_bool_var("") for _ in cuts]
+            for literal, sizes in zip(literals, cuts, strict=True):
+                if sizes not in domain[False]:
+                    self.model.add_implication(literal, fuller_first)
+                elif sizes not in domain[True]:
+                    self.model.add_implication(literal, fuller_first.negated())
+            self.model.add_exactly_one(literals)
+            self.sizes.append(np.array(cuts, dtype=np.int64).reshape(len(cuts), self.shape.vpp))
+            self.chosen.append(literals)
+        everything = [literal for literals in self.chosen for literal in literals]
+        totals = np.concatenate([sizes.sum(axis=1) for sizes in self.sizes])
+        self.model.add(self.cp.LinearExpr.weighted_sum(everything, totals.tolist()) == layers)
 
-    def _kinds(self) -> None:
-        """Layers of each kind on every stage, linear expressions."""
-        if not all(self.kinds):
-            zero = [0] * len(self.count)
-            self.dense, self.moe = (self.count, zero) if self.kinds[0] else (zero, self.count)
+    def _stage(self, stage: int) -> Any:
+        """Layers of one stage, a linear expression."""
+        rank, chunk = stage % self.shape.pp, stage // self.shape.pp
+        return self.cp.LinearExpr.weighted_sum(self.chosen[rank], self.sizes[rank][:, chunk].tolist())
+
+    def _rarer_kind(self, is_moe: Sequence[bool]) -> None:
+        """``rare[stage]``: layers of the kind with fewer layers, a variable where there can be any."""
+        moe = sum(is_moe)
+        self.common_is_moe = 2 * moe >= len(is_moe)
+        self.rare: dict[int, Any] = {}
+        if moe in (0, len(is_moe)):
             return
-        prefix = np.concatenate(([0], np.cumsum([not moe for moe in self.is_moe]))).tolist()
-        self.dense, self.moe = [], []
-        end: Any = 0
+        prefix = np.concatenate(([0], np.cumsum([kind != self.common_is_moe for kind in is_moe]))).tolist()
+        last = max(i for i, n in enumerate(prefix) if n < prefix[-1])
         before: Any = 0
-        for n in self.count:
-            total = self.model.new_int_var(0, len(self.is_moe), "")
-            self.model.add(total == end + n)
+        end: Any = 0
+        least_before = 0
+        for stage in range(self.shape.pp * self.shape.vpp):
+            if least_before > last:
+                break
+            total = self.model.new_int_var(0, len(is_moe), "")
+            self.model.add(total == end + self._stage(stage))
             so_far = self.model.new_int_var(0, int(prefix[-1]), "")
             self.model.add_element(total, prefix, so_far)
-            self.dense.append(so_far - before)
-            self.moe.append(n - so_far + before)
+            self.rare[stage] = self.model.new_int_var(0, int(prefix[-1]), "")
+            self.model.add(self.rare[stage] == so_far - before)
             end, before = total, so_far
+            least_before += int(self.sizes[stage % self.shape.pp][:, stage // self.shape.pp].min())
 
-    def _rank_sum(self, units: Mapping[str, float], rank: int, scale: float) -> Any:
-        """A form on one rank in ticks, rounded down; in-flight parts apart."""
-        pp = self.shape.pp
-        fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
-        if rank == 0:
-            fixed += units["embedding_in_flight"] * min(self.shape.microbatches, pp)
-        terms = [math.floor(fixed * scale)]
-        for name, layers in (("dense", self.dense), ("moe", self.moe)):
-            each = math.floor(units[name] * scale)
-            if each:
-                terms.append(each * self.cp.LinearExpr.sum(list(layers[rank::pp])))
-        return self.cp.LinearExpr.sum(terms)
+    def _kinds(self, units: Mapping[str, float], suffix: str = "") -> tuple[float, float]:
+        """The coefficient of the common kind, and by how much the rarer one's is larger."""
+        common, rare = ("moe", "dense") if self.common_is_moe else ("dense", "moe")
+        return units[common + suffix], (units[rare + suffix] - units[common + suffix] if self.rare else 0.0)
 
-    def _limit(self, form: Form, units: Mapping[str, float], rank: int) -> None:
-        """A limit on one rank at its fullest moment, with its working set."""
-        pp, vpp, m, kind = self.shape
-        scale = RESOLUTION / max(form.budget, 1e-9)
-        total = [self._rank_sum(units, rank, scale)]
-        moments = held(Shape(pp, vpp, int(min(m, saturated(pp, vpp))), kind), rank)
-        order = np.argsort(-moments.sum(axis=1), kind="stable")[:3]
-        if all(self.kinds):
-            if units["holds_moe"]:
-                has = self.model.new_bool_var("")
-                for n in self.moe[rank::pp]:
-                    self.model.add(n == 0).only_enforce_if(has.negated())
-                total.append(math.floor(units["holds_moe"] * scale) * has)
-        else:
-            one = units["holds_dense"] if self.kinds[0] else units["holds_moe"]
-            if one and rank not in (0, pp - 1):
-                total.append(math.floor(one * scale))
-        for at in order.tolist():
-            terms = list(total)
-            for name, layers in (("dense_in_flight", self.dense), ("moe_in_flight", self.moe)):
-                each = math.floor(units[name] * scale)
-                if each:
-                    for chunk, n in enumerate(layers[rank::pp]):
-                        if moments[at, chunk]:
-                            terms.append(each * int(moments[at, chunk]) * n)
-            self.model.add(self.cp.LinearExpr.sum(terms) <= RESOLUTION)
+    def _fixed(self, units: Mapping[str, float], rank: int) -> float:
+        fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == self.shape.pp - 1)
+        return fixed + units["embedding_in_flight"] * (rank == 0) * min(self.shape.microbatches, self.shape.pp)
+
+    def _sum(self, rank: int, of_options: Array, more: float, scale: float) -> Any:
+        """Ticks, rounded down: a value for each option of a rank, and ``more`` for each layer of the rarer kind."""
+        total = self.cp.LinearExpr.weighted_sum(
+            self.chosen[rank], np.floor(of_options * scale).astype(np.int64).tolist()
+        )
+        own = [self.rare[stage] for stage in self.rare if stage % self.shape.pp == rank]
+        return total + math.floor(more * scale) * self.cp.LinearExpr.sum(own) if own and more else total
+
+    def _on_rank(self, units: Mapping[str, float], rank: int, scale: float) -> Any:
+        """A form on one rank."""
+        each, more = self._kinds(units)
+        return self._sum(rank, self._fixed(units, rank) + each * self.sizes[rank].sum(axis=1), more, scale)
 
     def add_path(self, path: Path) -> None:
         """The schedule is at least as long as this path."""
         if self.pipeline is None:
             return
-        of, scale = self.row.items, self.weight / self.tick
+        of, scale, pp = self.row.items, self.weight / self.tick, self.shape.pp
         fixed = path.transfers * of.delay + of.transfer * float(path.forward.sum() + path.backward.sum())
-        terms: list[Any] = []
-        for s, (f, b) in enumerate(zip(path.forward.tolist(), path.backward.tolist(), strict=True)):
-            if s == 0:
-                fixed += f * of.embedding[0] + b * of.embedding[1]
-            if s == len(self.count) - 1:
-                fixed += f * of.head[0] + b * of.head[1]
-            for layers, unit in ((self.dense, of.dense), (self.moe, of.moe)):
-                each = math.floor((f * unit[0] + b * unit[1]) * scale)
-                if each and not isinstance(layers[s], int):
-                    terms.append(each * layers[s])
-        terms.append(math.floor(fixed * scale))
+        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+            fixed += float(path.forward[stage]) * there + float(path.backward[stage]) * back
+        common, rare = (of.moe, of.dense) if self.common_is_moe else (of.dense, of.moe)
+        each = path.forward * common[0] + path.backward * common[1]
+        more = path.forward * rare[0] + path.backward * rare[1] - each
+        terms = [math.floor(fixed * scale)]
+        for rank in range(pp):
+            terms.append(self._sum(rank, self.sizes[rank] @ each[rank::pp], 0.0, scale))
+        terms += [math.floor(float(more[stage]) * scale) * count for stage, count in self.rare.items()]
         self.model.add(self.pipeline >= self.cp.LinearExpr.sum(terms))
 
-    def forbid(self, counts: Array) -> None:
-        """Not this cut again."""
-        self.model.add_forbidden_assignments(self.count, [tuple(int(n) for n in counts)])
+    def forbid(self) -> None:
+        """Not the last cut again."""
+        self.model.add_bool_or([self.chosen[rank][i].negated() for rank, i in enumerate(self.last)])
 
     def improve(self, cost: float) -> None:
         """Only cuts that beat ``cost``."""
-        self.model.add(self.cp.LinearExpr.sum(self.values) <= math.floor(cost / self.tick))
+        room = math.floor(cost / self.tick) - self.constant
+        self.model.add(self.cp.LinearExpr.sum(self.values) <= room)
 
-    def solve(self, time_limit: float | None, workers: int = 1) -> tuple[Array | None, bool]:
-        """The cheapest cut under the paths so far; (None, True) when there is none."""
+    def solve(self, time_limit: float | None) -> tuple[Array, bool]:
+        """A cut that is about the cheapest under the paths so far, (1, stage); (empty, True) when there is none."""
         solver = self.cp.CpSolver()
-        solver.parameters.num_workers = workers
+        solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
         solver.parameters.catch_sigint_signal = False
+        solver.parameters.cp_model_probing_level = 0  # many small models: their presolve costs more than it saves
+        solver.parameters.symmetry_level = 0
+        solver.parameters.relative_gap_limit = GAP
         if time_limit is not None:
             solver.parameters.max_time_in_seconds = max(0.01, time_limit)
         status = solver.solve(self.model)
         if status in (self.cp.OPTIMAL, self.cp.FEASIBLE):
-            return np.array([solver.value(n) for n in self.count]), True
-        return None, status == self.cp.INFEASIBLE
+            self.last = [next(i for i, o in enumerate(group) if solver.boolean_value(o)) for group in self.chosen]
+            chosen = np.stack([self.sizes[rank][i] for rank, i in enumerate(self.last)])
+            return chosen.T.reshape(1, -1), True
+        return np.zeros((0, 0)), status == self.cp.INFEASIBLE
 
 
 def best_cut(
     p: Instance, row: Row, to_beat: float, paths: Paths, caps_of_row: tuple[Array, Array], deadline: float = math.inf
 ) -> Found:
-    """The cheapest legal cut of a row that costs less than ``to_beat``, with proof."""
-    model = CutModel(p, row, to_beat, *caps_of_row)
+    """The cheapest legal cut of a row that costs less than ``to_beat``, with proof.
+
+    Cuts that can be counted are kept as a list, others as a CP-SAT model.
+    """
+    domains = _domains(p, row, *caps_of_row)
+    listed = _listed(p, row, to_beat, domains)
+    master = CutModel(p, row, to_beat, domains) if listed is None else CutList(p, row, to_beat, listed)
     known = paths.of(row.shape)
     for path in known:
-        model.add_path(path)
+        master.add_path(path)
     best: Layers | None = None
     cost, rounds = to_beat, 0
     while True:
         left = None if deadline == math.inf else deadline - time.perf_counter()
         if left is not None and left <= 0:
             return Found(best, cost, False, rounds)
-        counts, finished = model.solve(left)
+        cuts, finished = master.solve(left)
         rounds += 1
-        if counts is None:
+        if not len(cuts):
             return Found(best, cost, finished, rounds)
-        value, legal, path = exact_cost(row, Contents.of(counts, p.model.layer_is_moe))
-        if legal and value < cost * (1 - SLACK):
-            best, cost = from_model_order(counts.tolist(), row.shape.pp), value
-            model.improve(cost)
-        known.append(path)
-        model.add_path(path)
-        model.forbid(counts)
+        contents = [Contents.of(counts, p.model.layer_is_moe) for counts in cuts]
+        times = [pass_times(row.items, of.dense, of.moe) for of in contents]
+        forward, backward = (np.stack([t[i] for t in times], axis=1) for i in (0, 1))
+        for counts, of, passes, path in zip(
+            cuts, contents, times, long_paths(row.shape, forward, backward, row.items.delay), strict=True
+        ):
+            if cost_at(row, of, path.length(*passes)) < cost * (1 - SLACK):
+                length = makespan(row.shape, *passes)
+                if length > path.length(*passes) * (1 + SLACK):
+                    path = critical_path(row.shape, *passes)[1]
+                value = cost_at(row, of, length)
+                if value < cost * (1 - SLACK) and is_legal(row, of):
+                    best, cost = from_model_order(counts.tolist(), row.shape.pp), value
+                    master.improve(cost)
+            known.append(path)
+            master.add_path(path)
+        master.forbid()
+
+
+Domain = dict[bool, list[tuple[int, ...]]]
+
+
+def _domains(p: Instance, row: Row, most: Array, least: Array) -> list[Domain]:
+    """``rank_cuts`` of each rank, without those that break a limit whatever the other ranks hold."""
+    pp, vpp, m, kind = row.shape
+    result = []
+    for rank in range(pp):
+        domain = rank_cuts(p.model.num_layers, pp, vpp, rank, int(least[rank]), int(most[rank]))
+        moments = held(Shape(pp, vpp, int(min(m, saturated(pp, vpp))), kind), rank)
+        for side, cuts in domain.items():
+            sizes = np.array(cuts, dtype=np.int64).reshape(len(cuts), vpp)
+            fits = np.ones(len(cuts), dtype=bool)
+            for form, units in row.limits:
+                fits &= _needs(p, row, units, rank, sizes, moments) <= form.budget * (1 + SLACK)
+            domain[side] = [cut for cut, fit in zip(cuts, fits.tolist(), strict=True) if fit]
+        result.append(domain)
+    return result
+
+
+def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: Array, moments: Array) -> Array:
+    """(option,) what a rank needs at least; exact where all layers are of one kind."""
+    pp, _, m, _ = row.shape
+    names = [k for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers)) if n]
+    each, in_flight, holds = (
+        min(units[prefix + name + suffix] for name in names)
+        for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
+    )
+    fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
+    fixed += units["embedding_in_flight"] * (rank == 0) * min(m, pp)
+    layers = sizes.sum(axis=1)
+    return np.asarray(fixed + each * layers + in_flight * (moments @ sizes.T).max(axis=0) + holds * (layers > 0))
+
+
+AT_ONCE = 8
+"""Listed cuts evaluated in one round."""
+MAX_LISTED = 3_000_000
+"""Cuts of a row are listed when they have no more stages than this in all."""
+
+
+def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) -> Array | None:
+    """All cuts that the straight paths allow, (cut, stage) in model order; None when there are too many."""
+    pp, vpp, *_ = row.shape
+    layers = p.model.num_layers
+    totals_of = [[sum(cut) for cuts in domain.values() for cut in cuts] for domain in domains]
+    if not all(totals_of):
+        return np.zeros((0, pp * vpp), np.int16)
+    pipeline = next(((form.weight, units) for form, units in row.objective if form.name == PIPELINE), None)
+    rest = sum(
+        float(_others(p, replace(form, units=units), pp, min(map(min, totals_of)), max(map(max, totals_of))))
+        for form, units in row.objective
+        if form.name != PIPELINE
+    )
+    room = to_beat * (1 + SLACK) - rest
+    blocks = []
+    for side in (False, True):
+        options = [np.array(domain[side], dtype=np.int16).reshape(-1, vpp) for domain in domains]
+        if any(not len(sizes) for sizes in options):
+            continue
+        totals = [sizes.sum(axis=1, dtype=np.int64) for sizes in options]
+        after_least = [sum(int(t.min()) for t in totals[i + 1 :]) for i in range(pp)]
+        after_most = [sum(int(t.max()) for t in totals[i + 1 :]) for i in range(pp)]
+        chosen, sums, ahead = np.zeros((1, 0), np.int16), np.zeros(1, np.int64), np.zeros(1)
+        for i, total in enumerate(totals):
+            if len(chosen) * len(total) > MAX_LISTED:
+                return None
+            grown = (sums[:, None] + total[None, :]).ravel()
+            keep = (grown + after_least[i] <= layers) & (grown + after_most[i] >= layers)
+            waits = np.repeat(ahead, len(total))
+            if pipeline is not None:
+                weight, units = pipeline
+                busy = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
+                busy = busy + (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"] + _at_least(p, units, total)
+                keep &= weight * (waits + np.tile(busy, len(chosen))) <= room
+                waits = waits + np.tile(_cheapest(p, units, "_ahead") * options[i][:, 0], len(chosen))
+            left, right = np.divmod(np.flatnonzero(keep), len(total))
+            chosen, sums, ahead = np.column_stack((chosen[left], right.astype(np.int16))), grown[keep], waits[keep]
+            if len(chosen) * pp * vpp > MAX_LISTED:
+                return None
+        picked = [sizes[chosen[:, i]] for i, sizes in enumerate(options)]
+        blocks.append(np.stack(picked, axis=2).reshape(len(chosen), pp * vpp))
+    if not blocks:
+        return np.zeros((0, pp * vpp), np.int16)
+    return np.unique(np.concatenate(blocks), axis=0)
+
+
+def _kinds(p: Instance) -> dict[str, int]:
+    """Layers of each kind that the model has."""
+    counts = {"dense": p.model.num_dense_layers, "moe": p.model.num_moe_layers}
+    return {kind: n for kind, n in counts.items() if n}
+
+
+def _cheapest(p: Instance, units: Mapping[str, Any], suffix: str = "") -> Any:
+    return np.min([units[kind + suffix] for kind in _kinds(p)], axis=0)
+
+
+def _at_least(p: Instance, units: Mapping[str, float], numbers: Array) -> Array:
+    """What so many layers cost when as many as there are are of the cheaper kind."""
+    (cost, there), *dearer = sorted((units[kind], n) for kind, n in _kinds(p).items())
+    cheap = np.minimum(numbers, there) if dearer else numbers
+    return np.asarray(cost * cheap + (dearer[0][0] if dearer else 0.0) * (numbers - cheap))
+
+
+def _others(p: Instance, form: Form, pp: int, low: int, high: int) -> Array:
+    """(row,) at least what a term but the pipeline costs: its mean over the ranks, or its first or last rank's part.
+
+    ``low``, ``high``: least and most layers of a rank.
+    """
+    units = form.units
+    mean = units["nothing"] + units["first"] / pp + units["last"] / pp
+    mean = mean + sum(units[kind] * n / pp for kind, n in _kinds(p).items())
+    each = _cheapest(p, units)
+    layers = np.where(each < 0, each * high, each * low)
+    ends = units["nothing"] + np.maximum(units["first"], units["last"]) + layers
+    least = np.maximum(mean, ends)
+    return np.asarray(form.weight * (np.maximum(least, 0.0) if form.at_least_zero else least))
+
+
+class CutList:
+    """All cuts of one row with the longest of the known paths of each."""
+
+    def __init__(self, p: Instance, row: Row, to_beat: float, counts: Array) -> None:
+        self.row, self.to_beat = row, to_beat
+        self.counts = counts
+        prefix = np.concatenate(([0], np.cumsum(p.model.layer_is_moe))).astype(np.int64)
+        ends = np.cumsum(counts, axis=1, dtype=np.int64)
+        self.moe = (prefix[ends] - prefix[ends - counts]).astype(float)
+        self.dense = counts - self.moe
+        self.rest, self.weight = np.zeros(len(counts)), 0.0
+        pp, vpp, *_ = row.shape
+        layers = [part.reshape(len(counts), vpp, pp).sum(axis=1) for part in (self.dense, self.moe)]
+        for form, units in row.objective:
+            if form.name == PIPELINE:
+                self.weight = form.weight
+                continue
+            each = units["nothing"] + units["dense"] * layers[0] + units["moe"] * layers[1]
+            each[:, 0] += units["first"] + units["embedding_in_flight"] * min(row.shape.microbatches, pp)
+            each[:, -1] += units["last"]
+            if units["dense_in_flight"] or units["moe_in_flight"]:
+                each = each + np.minimum(units["dense_in_flight"], units["moe_in_flight"]) * (layers[0] + layers[1])
+            worst = each.max(axis=1)
+            self.rest += form.weight * (np.maximum(worst, 0.0) if form.at_least_zero else worst)
+        self.length = np.zeros(len(counts))
+        self.alive = np.ones(len(counts), dtype=bool)
+        self.given: Array = np.zeros(0, np.int64)
+
+    def add_path(self, path: Path) -> None:
+        """The schedule is at least as long as this path."""
+        of = self.row.items
+        fixed = path.transfers * of.delay + of.transfer * float(path.forward.sum() + path.backward.sum())
+        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+            fixed += float(path.forward[stage]) * there + float(path.backward[stage]) * back
+        dense = path.forward * of.dense[0] + path.backward * of.dense[1]
+        moe = path.forward * of.moe[0] + path.backward * of.moe[1]
+        self.length = np.maximum(self.length, fixed + self.dense @ dense + self.moe @ moe)
+
+    def improve(self, cost: float) -> None:
+        """Only cuts that beat ``cost``."""
+        self.to_beat = cost
+
+    def forbid(self) -> None:
+        """Not the last cuts again."""
+        self.alive[self.given] = False
+
+    def solve(self, time_limit: float | None) -> tuple[Array, bool]:
+        """The cheapest cuts under the paths so far, (cut, stage); none when none is left that beats the cost."""
+        keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
+        if not keep.all():
+            for name in ("counts", "dense", "moe", "rest", "length"):
+                setattr(self, name, getattr(self, name)[keep])
+            self.alive = np.ones(int(keep.sum()), dtype=bool)
+        bound = self.rest + self.weight * self.length
+        few = min(AT_ONCE, len(bound))
+        self.given = np.argpartition(bound, few - 1)[:few] if few else np.zeros(0, np.int64)
+        return self.counts[self.given].astype(np.int64), True

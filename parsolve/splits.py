@@ -144,32 +144,36 @@ def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
     return low, high
 
 
-def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int, least: int, most: int) -> list[tuple[int, ...]]:
+def rank_cuts(
+    num_layers: int, pp: int, vpp: int, rank: int, least: int, most: int
+) -> dict[bool, list[tuple[int, ...]]]:
     """The stated domain of free cuts: chunk sizes that one rank may have with ``least`` to ``most`` layers in all.
 
     A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones are
-    its first or its last. The pipeline's first chunk (with the embedding) and its last (with the output layer) may hold
-    fewer layers than the others of their rank, or none.
+    its first (True) or its last (False), on all ranks alike. The pipeline's first chunk (with the embedding) and its
+    last (with the output layer) may hold fewer layers than the others of their rank, or none.
     """
     low, high = (int(b.max()) for b in bounds(num_layers, pp, vpp))
-    found: dict[tuple[int, ...], None] = {}
+    found: dict[bool, dict[tuple[int, ...], None]] = {True: {}, False: {}}
 
-    def level(total: int, chunks: int) -> list[tuple[int, ...]]:
+    def level(total: int, chunks: int, fuller_first: bool) -> list[tuple[int, ...]]:
         small, fuller = divmod(total, chunks)
         if small < low or small + bool(fuller) > high:
             return []
         sizes = (small,) * (chunks - fuller), (small + 1,) * fuller
-        return [sizes[0] + sizes[1], sizes[1] + sizes[0]]
+        return [sizes[1] + sizes[0] if fuller_first else sizes[0] + sizes[1]]
 
-    for total in range(least, most + 1):
-        found |= dict.fromkeys(level(total, vpp))
-        if pp == 1 or rank not in (0, pp - 1):
-            continue
-        for short in range(min(total, high) + 1):
-            for others in level(total - short, vpp - 1) if vpp > 1 else ([()] if short == total else []):
-                if short <= max(others, default=high):
-                    found[(short, *others) if rank == 0 else (*others, short)] = None
-    return list(found)
+    for fuller_first, cuts in found.items():
+        for total in range(least, most + 1):
+            cuts |= dict.fromkeys(level(total, vpp, fuller_first))
+            if pp == 1 or rank not in (0, pp - 1):
+                continue
+            for short in range(min(total, high) + 1):
+                rest: list[tuple[int, ...]] = [()] if short == total else []
+                for others in level(total - short, vpp - 1, fuller_first) if vpp > 1 else rest:
+                    if short <= max(others, default=high):
+                        cuts[(short, *others) if rank == 0 else (*others, short)] = None
+    return {fuller_first: list(cuts) for fuller_first, cuts in found.items()}
 
 
 def free_shape(num_layers: int, pp: int, vpp: int) -> bool:
