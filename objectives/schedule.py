@@ -187,7 +187,8 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0
     sent = _neighbours(short)[2]
     found = []
     for case, (on_path, transfers, by_input) in enumerate(_walks(short, forward, backward, delay)[1]):
-        cycle = _cycle(on_path[::-1], pp if vpp > 1 else 1, fewer)
+        durations = np.repeat(np.concatenate((forward[:, case], backward[:, case])), fewer)
+        cycle = _cycle(on_path[::-1], durations, pp if vpp > 1 else 1, fewer)
         if cycle is None:
             found.append(critical_path(shape, forward[:, case], backward[:, case], delay)[1])
             continue
@@ -205,18 +206,23 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0
     return found
 
 
-def _cycle(on_path: Array, period: int, microbatches: int) -> slice | None:
-    """The part of a path, in order of time, from a pass in its middle to the same pass ``period`` microbatches later."""
-    place = {int(one): i for i, one in enumerate(on_path.tolist())}
-    middle = len(on_path) // 2
-    for offset in range(len(on_path) // 4):
-        for start in (middle - offset, middle + offset):
-            one = int(on_path[start])
-            if one % microbatches + period < microbatches:
-                end = place.get(one + period)
-                if end is not None and end > start:
-                    return slice(start, end)
-    return None
+def _cycle(on_path: Array, durations: Array, period: int, microbatches: int) -> slice | None:
+    """The longest part of a path, in order of time, between a pass and the same pass ``period`` microbatches later.
+
+    Looked for in the middle half of the path, where all ranks are past their warm-up and before their last passes.
+    """
+    low, high = len(on_path) // 4, -(-3 * len(on_path) // 4)
+    middle = on_path[low:high]
+    order = np.argsort(middle)
+    later = middle + period
+    at = np.minimum(np.searchsorted(middle, later, sorter=order), len(middle) - 1)
+    end = order[at]
+    same = (middle[end] == later) & (middle % microbatches + period < microbatches) & (end > np.arange(len(middle)))
+    if not same.any():
+        return None
+    total = np.cumsum(durations[middle])
+    start = int(np.argmax(np.where(same, total[end] - total, -1.0)))
+    return slice(low + start, low + int(end[start]))
 
 
 ROUNDS = 5

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.evaluation import instance_for, objective_rows, objective_value, violations
+from parsolve.evaluation import Rows, instance_for, objective_rows, objective_value, violations
 from parsolve.functions import Array
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.bounds import Filter
-from parsolve.optimizer.cuts import Caps, Paths, Row, best_cut, caps, forms
+from parsolve.optimizer.cuts import Forms, Paths, Row, best_cut, caps, forms
 from parsolve.optimizer.join import join
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
@@ -59,33 +59,43 @@ class AnyCut:
         shapes, at = _shapes(table)
         linear = forms(self.p, table.values, shapes, at)
         times = items(self.p, table.values)
-        order = np.argsort(rows.bound, kind="stable")
-        beat = np.array(
-            [
-                self._to_beat(config, limit, bound)
-                for config, bound in zip(self._configs(table), rows.bound, strict=True)
-            ]
-        )
-        possible = np.zeros(table.size, dtype=bool)
-        for shape in range(len(shapes)):
-            here = np.flatnonzero(at == shape)
-            possible[here] = self._caps(linear, table, here, beat[here]).possible
-        for i in order.tolist():
-            config = self._configs(table.keep(np.array([i])))[0]
-            to_beat = self._to_beat(config, limit, rows.bound[i])
-            if not possible[i] or rows.bound[i] > to_beat or self.settled.get(config, -1.0) >= to_beat:
-                continue
-            found = self._caps(linear, table, np.array([i]), np.array([to_beat]))
-            if not found.possible[0]:
+        configs = self._configs(table)
+        todo = [
+            i for i in np.argsort(rows.bound, kind="stable").tolist() if not self._known(configs[i], limit, rows, i)
+        ]
+        reach = self._reach(linear, table, at, todo, [self._to_beat(configs[i], limit, rows.bound[i]) for i in todo])
+        while todo:
+            i = todo.pop(0)
+            to_beat = self._to_beat(configs[i], limit, rows.bound[i])
+            if rows.bound[i] > to_beat or i not in reach:
                 continue
             row = Row.of(linear, times, table.values, i)
-            answer = best_cut(self.p, row, to_beat, self.paths, (found.most[0], found.least[0]), self.deadline)
+            answer = best_cut(self.p, row, to_beat, self.paths, reach[i], self.deadline)
             if not answer.proven:
                 return False
-            self.settled[config] = to_beat
+            self.settled[configs[i]] = to_beat
             if answer.layers is not None:
-                self._list(config, answer.layers)
+                self._list(configs[i], answer.layers)
+                beat = [self._to_beat(configs[j], limit, rows.bound[j]) for j in todo]
+                reach = self._reach(linear, table, at, todo, beat)
         return True
+
+    def _known(self, config: Config, limit: float, rows: Rows, i: int) -> bool:
+        return self.settled.get(config, -1.0) >= self._to_beat(config, limit, rows.bound[i])
+
+    def _reach(
+        self, linear: Forms, table: Table, at: Array, todo: list[int], beat: list[float]
+    ) -> dict[int, tuple[Array, Array]]:
+        """The most and the least layers of each rank, for the rows that some cut could make cheap enough."""
+        found = {}
+        rows, values = np.array(todo, dtype=np.int64), np.array(beat)
+        for shape in np.unique(at[rows]).tolist():
+            here = np.flatnonzero(at[rows] == shape)
+            part = {axis: column[rows[here]] for axis, column in table.values.items()}
+            answer = caps(self.p, linear.rows(rows[here]), part, values[here])
+            for j in np.flatnonzero(answer.possible).tolist():
+                found[int(rows[here[j]])] = (answer.most[j], answer.least[j])
+        return found
 
     def _configs(self, table: Table) -> list[Config]:
         from parsolve.optimizer.ranking import configs_of, without_cut
@@ -96,10 +106,6 @@ class AnyCut:
         """What a cut of this configuration must cost less than to matter."""
         known = min(limit, self.search.best.worst, self.search.best.key(config))
         return known if known < math.inf else bound * NO_BOUND
-
-    def _caps(self, linear: object, table: Table, rows: Array, beat: Array) -> Caps:
-        part = {axis: column[rows] for axis, column in table.values.items()}
-        return caps(self.p, linear.rows(rows), part, beat)  # type: ignore[attr-defined]
 
     def _list(self, config: Config, layers: tuple[tuple[int, ...], ...]) -> None:
         """Evaluate and list a plan with its cut found."""

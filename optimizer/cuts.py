@@ -213,13 +213,14 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         return np.asarray(_cheapest(p, units, suffix))
 
     def at_least(units: Mapping[str, Array], numbers: Array) -> Array:
-        """(row, 1, number) what so many layers cost when as many as there are are of the cheaper kind."""
-        kinds = _kinds(p)
+        """(row, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
+        kinds = list(_kinds(p))
         of = np.stack([units[kind] for kind in kinds])
-        there = np.array(list(kinds.values()))[np.argmin(of, axis=0)][:, None]
-        cheap = np.minimum(numbers, there)
-        cost = of.min(axis=0)[:, None] * cheap + of.max(axis=0)[:, None] * (numbers - cheap)
-        return np.asarray(cost[:, None, :])
+        cheaper = np.argmin(of, axis=0)
+        there = np.stack([_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in kinds])[cheaper]
+        cheap = np.minimum(numbers, there[:, :, None])
+        low, high = of.min(axis=0)[:, None, None], of.max(axis=0)[:, None, None]
+        return np.asarray(low * cheap + high * (numbers - cheap))
 
     def ends(units: Mapping[str, Array]) -> Array:
         fixed = units["nothing"][:, None] + units["first"][:, None] * first + units["last"][:, None] * last
@@ -496,12 +497,12 @@ def best_cut(
         for counts, of, passes, path in zip(
             cuts, contents, times, long_paths(row.shape, forward, backward, row.items.delay), strict=True
         ):
-            if cost_at(row, of, path.length(*passes)) < cost * (1 - SLACK):
+            if cost_at(row, of, path.length(*passes)) < cost * (1 - SLACK) and is_legal(row, of):
                 length = makespan(row.shape, *passes)
                 if length > path.length(*passes) * (1 + SLACK):
                     path = critical_path(row.shape, *passes)[1]
                 value = cost_at(row, of, length)
-                if value < cost * (1 - SLACK) and is_legal(row, of):
+                if value < cost * (1 - SLACK):
                     best, cost = from_model_order(counts.tolist(), row.shape.pp), value
                     master.improve(cost)
             known.append(path)
@@ -530,11 +531,11 @@ def _domains(p: Instance, row: Row, most: Array, least: Array) -> list[Domain]:
 
 
 def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: Array, moments: Array) -> Array:
-    """(option,) what a rank needs at least; exact where all layers are of one kind."""
+    """(option,) what a rank needs at least; exact where all layers that it can hold are of one kind."""
     pp, _, m, _ = row.shape
-    names = [k for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers)) if n]
+    names = [k for k in _kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, row.shape.vpp)[rank]]
     each, in_flight, holds = (
-        min(units[prefix + name + suffix] for name in names)
+        min((units[prefix + name + suffix] for name in names), default=0.0)
         for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
     )
     fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
@@ -543,7 +544,7 @@ def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: 
     return np.asarray(fixed + each * layers + in_flight * (moments @ sizes.T).max(axis=0) + holds * (layers > 0))
 
 
-AT_ONCE = 8
+AT_ONCE = 16
 """Listed cuts evaluated in one round."""
 MAX_LISTED = 3_000_000
 """Cuts of a row are listed when they have no more stages than this in all."""
@@ -581,7 +582,8 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
             if pipeline is not None:
                 weight, units = pipeline
                 busy = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
-                busy = busy + (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"] + _at_least(p, units, total)
+                busy = busy + (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"]
+                busy = busy + _at_least(p, units, total, i, row.shape)
                 keep &= weight * (waits + np.tile(busy, len(chosen))) <= room
                 waits = waits + np.tile(_cheapest(p, units, "_ahead") * options[i][:, 0], len(chosen))
             left, right = np.divmod(np.flatnonzero(keep), len(total))
@@ -605,9 +607,19 @@ def _cheapest(p: Instance, units: Mapping[str, Any], suffix: str = "") -> Any:
     return np.min([units[kind + suffix] for kind in _kinds(p)], axis=0)
 
 
-def _at_least(p: Instance, units: Mapping[str, float], numbers: Array) -> Array:
-    """What so many layers cost when as many as there are are of the cheaper kind."""
-    (cost, there), *dearer = sorted((units[kind], n) for kind, n in _kinds(p).items())
+@lru_cache(maxsize=256)
+def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> Array:
+    """(rank,) layers of a kind that do not certainly lie on earlier stages than the rank's first."""
+    low = bounds(len(layer_is_moe), pp, vpp)[0][:, 0]
+    of_kind = np.array([kind == moe for kind in layer_is_moe])
+    after = np.append(np.cumsum(of_kind[::-1])[::-1], 0)
+    return np.asarray(after[np.minimum(np.cumsum(low) - low, len(of_kind))])
+
+
+def _at_least(p: Instance, units: Mapping[str, float], numbers: Array, rank: int, shape: Shape) -> Array:
+    """What so many layers cost on a rank when as many as there can be are of the cheaper kind."""
+    (cost, kind), *dearer = sorted((units[kind], kind) for kind in _kinds(p))
+    there = _reachable(p.model.layer_is_moe, kind == "moe", shape.pp, shape.vpp)[rank]
     cheap = np.minimum(numbers, there) if dearer else numbers
     return np.asarray(cost * cheap + (dearer[0][0] if dearer else 0.0) * (numbers - cheap))
 
@@ -652,8 +664,28 @@ class CutList:
             worst = each.max(axis=1)
             self.rest += form.weight * (np.maximum(worst, 0.0) if form.at_least_zero else worst)
         self.length = np.zeros(len(counts))
-        self.alive = np.ones(len(counts), dtype=bool)
+        self.alive = self._legal(p)
         self.given: Array = np.zeros(0, np.int64)
+
+    def _legal(self, p: Instance) -> Array:
+        """(cut,) whether every rank holds every limit."""
+        pp, vpp, m, kind = self.row.shape
+        dense, moe = (part.reshape(-1, vpp, pp) for part in (self.dense, self.moe))
+        legal = np.ones(len(self.counts), dtype=bool)
+        for rank in range(pp):
+            moments = held(Shape(pp, vpp, int(min(m, saturated(pp, vpp))), kind), rank).T
+            mine = dense[:, :, rank], moe[:, :, rank]
+            totals = [part.sum(axis=1) for part in mine]
+            flying = [(part @ moments).max(axis=1) for part in mine]
+            holds = (totals[0] > 0) & (totals[1] == 0), totals[1] > 0
+            for form, units in self.row.limits:
+                need = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
+                need += units["embedding_in_flight"] * (rank == 0) * min(m, pp)
+                for i, name in enumerate(("dense", "moe")):
+                    need = need + units[name] * totals[i] + units[f"{name}_in_flight"] * flying[i]
+                    need = need + units[f"holds_{name}"] * holds[i]
+                legal &= need <= form.budget * (1 + SLACK)
+        return legal
 
     def add_path(self, path: Path) -> None:
         """The schedule is at least as long as this path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -118,7 +119,7 @@ class Model(Spec):
         return self
 
     # ---- shapes ----------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def layer_is_moe(self) -> tuple[bool, ...]:
         """One flag a layer: True where the MLP is a mixture of experts."""
         if self.moe is None:
@@ -126,7 +127,7 @@ class Model(Spec):
         dense = set(self.moe.dense_layers)
         return tuple(i not in dense for i in range(self.num_layers))
 
-    @property
+    @cached_property
     def num_moe_layers(self) -> int:
         return sum(self.layer_is_moe)
 
