@@ -34,7 +34,7 @@ JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""
 FIRST_ROWS = 64
 """Joined rows evaluated at once when a short list is asked for."""
-SAMPLE_ROWS = 2_000
+SAMPLE_ROWS = 1_000
 """Partial assignments kept in the first look, whose plans set the bound."""
 MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
