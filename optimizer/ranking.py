@@ -166,14 +166,16 @@ def rank(
     log: bool = False,
     seeds: Iterable[Config] = (),
     spaces: Spaces | None = None,
+    workers: int = 1,
 ) -> Ranking:
     """The best legal plans that the query asks for, in exact order.
 
     ``seeds`` are plans to start from (the rule of thumb, an earlier result); what is illegal, or outside the stated
     domains, is ignored. ``spaces``: shared tables of a problem that this one narrows.
+    ``workers``: threads of CP-SAT; the answer is the same with any number.
     """
     clock, best, result = _Clock(time_limit), _List(query), Ranking()
-    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces)
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces, workers)
     batches = domain_module.reachable_batches(problem)
     result.complete = True
     lowest = math.inf
@@ -224,6 +226,7 @@ class _Search:
     log: bool
     seeds: tuple[Config, ...]
     spaces: Spaces | None
+    workers: int
     own: Spaces = field(init=False)
 
     def __post_init__(self) -> None:
@@ -365,7 +368,7 @@ class _Search:
         while True:
             if self.clock.over():
                 return False, base.lower_bound
-            outcome = model.solve(self.clock.left(), self.log)
+            outcome = model.solve(self.clock.left(), self.log, self.workers)
             if outcome.values is None:
                 self.result.proof_s += time.perf_counter() - start
                 return outcome.finished, math.inf if outcome.finished else base.lower_bound

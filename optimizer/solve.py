@@ -46,6 +46,7 @@ class Request:
     explain: bool = False
     hints: tuple[Config, ...] = ()
     time_limit: float | None = None
+    workers: int = 1
 
 
 def solve_problem(
@@ -114,7 +115,7 @@ def _ranking(
 
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        return rank(asked, query, left, progress, log, seeds, spaces)
+        return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
 
     objective = request.objective
     if request.pareto:
