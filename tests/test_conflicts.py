@@ -10,13 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from oracle import any_legal
 from problems import random_problem
 
 import parsolve
 from parsolve import Problem
+from parsolve.constraints import RULES
+from parsolve.constraints.memory import stage_memory
 from parsolve.optimizer.conflicts import explain_infeasible, first_legal, keep_only, minimal_conflict, resized
+from parsolve.optimizer.domains import build
 from parsolve.problem import replace_workload
 from parsolve.restrictions import restrict
 from parsolve.specs import Cluster, Recompute
@@ -187,3 +191,21 @@ def test_too_large_a_model_says_how_much_is_missing() -> None:
     assert [v.rule for v in result.infeasible.conflict] == ["memory"]
     assert "GiB" in result.infeasible.conflict[0].message
     assert any("more domain" in r.change for r in result.infeasible.relaxations)
+
+
+def test_what_refutes_all_batches_at_once_rests_on() -> None:
+    """Rules that count no microbatches do not look at the batch, and memory only grows with microbatches."""
+    rng = np.random.default_rng(0)
+    for seed in range(12):
+        problem = random_problem(seed)
+        p, domains = build(problem, 8)
+        values = {axis: rng.choice(domain, 400) for axis, domain in domains.items() if len(domain)}
+        if len(values) < len(domains):
+            continue
+        other = problem.instance(1000, p.splits)
+        for rule in RULES:
+            if rule.axes and "grad_acc" not in rule.axes:
+                assert np.array_equal(rule(p, values), rule(other, values)), rule.name
+        fewer = {**values, "grad_acc": np.maximum(1, values["grad_acc"] // 2)}
+        quantity = stage_memory(p)
+        assert (quantity.value(p, fewer) <= quantity.value(p, values) * (1 + 1e-12)).all()
