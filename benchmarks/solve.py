@@ -1,8 +1,8 @@
 """Solver benchmark: CPU-seconds, wall time, peak memory and status of standard problems, one process each.
 
     python benchmarks/solve.py                 the table
+    python benchmarks/solve.py --growth        also llama2-70b from 8 to 131,072 GPUs
     python benchmarks/solve.py --write         also docs/benchmarks.md
-    python benchmarks/solve.py --growth        llama2-70b from 32 to 131,072 GPUs
     python benchmarks/solve.py --enumerate     beside it the vectorised enumeration of the same space, in the same run
 
 Figures are of the solve alone (tables, bounds, ranking, proof), without Python's start-up and imports.
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +38,7 @@ PROBLEMS: list[tuple[str, str, int, int]] = [
     ("kimi-k2", "gb200-nvl72:64x64", 4096, 16384),
     ("llama2-70b", "h100-sxm:16384x8", 4096, 131072),
 ]
-GROWTH = [("llama2-70b", f"h100-sxm:{n}x8", 4096, max(1024, 8 * n)) for n in (4, 16, 64, 256, 1024, 4096, 16384)]
+GROWTH = [("llama2-70b", f"h100-sxm:{n}x8", 4096, max(1024, 8 * n)) for n in (1, 4, 16, 64, 256, 1024, 4096, 16384)]
 
 
 def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumeration_s: float) -> dict[str, Any]:
@@ -98,6 +100,9 @@ HEADER = (
 )
 
 
+RULE = "|" + " --- |" * 12
+
+
 def row_text(row: dict[str, Any]) -> str:
     """One Markdown row."""
     return (
@@ -120,24 +125,39 @@ def main() -> None:
         model, cluster, seq_len, gbs = json.loads(options.one)
         print(json.dumps(solve_one(model, cluster, seq_len, gbs, options.top, options.enumerate)))
         return
-    print(HEADER)
-    print("|" + " --- |" * 12)
-    rows = run(GROWTH if options.growth else PROBLEMS, options.top, options.enumerate)
+    lines = [
+        "# Solver benchmark",
+        "",
+        f"`python benchmarks/solve.py`, top {options.top}, Python {platform.python_version()}, {machine()}, one solver "
+        "thread. CPU-seconds of the solve: tables, bounds, ranking and proof, without start-up.",
+        "The last column is the vectorised enumeration of the same space in the same process, when asked for "
+        f"(`--enumerate`, here stopped after {options.enumerate:g} s of wall time).",
+        *table("Standard problems", PROBLEMS, options.top, options.enumerate),
+    ]
+    if options.growth:
+        lines += table("Growth with the number of GPUs", GROWTH, options.top, options.enumerate)
     if options.write:
-        lines = [
-            "# Solver benchmark",
-            "",
-            f"`python benchmarks/solve.py --write`, top {options.top}, Python {platform.python_version()}, "
-            f"{platform.machine()}, one solver thread. CPU-seconds of the solve: tables, bounds, ranking and proof.",
-            "The last column is the vectorised enumeration of the same space in the same process, when asked for "
-            f"(`--enumerate`, stopped after {options.enumerate:g} s of wall time).",
-            "",
-            HEADER,
-            "|" + " --- |" * 12,
-            *(row_text(row) for row in rows),
-            "",
-        ]
-        (ROOT / "docs" / "benchmarks.md").write_text("\n".join(lines))
+        (ROOT / "docs" / "benchmarks.md").write_text("\n".join([*lines, ""]))
+
+
+def table(title: str, problems: list[tuple[str, str, int, int]], top: int, enumeration_s: float) -> list[str]:
+    """A section of the page; its rows are printed as they come."""
+    print(f"\n{title}\n{HEADER}\n{RULE}", flush=True)
+    rows = run(problems, top, enumeration_s)
+    summary = (
+        f"CPU-seconds: median {statistics.median(row['cpu_s'] for row in rows):.2f}, "
+        f"most {max(row['cpu_s'] for row in rows):.2f}; most memory {max(row['peak_mb'] for row in rows):.0f} MB."
+    )
+    print(summary)
+    return ["", f"## {title}", "", HEADER, RULE, *(row_text(row) for row in rows), "", summary]
+
+
+def machine() -> str:
+    """The processor, and how busy it was with other work."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    busy = f"load average {os.getloadavg()[0]:.1f} at the start"
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {busy}"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ Rows above the bound, and rows without any completion, are dropped until nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -88,15 +89,18 @@ class Filter:
 
     def reduce(self, bound: float = INFINITE) -> bool:
         """Drop rows until nothing changes; False when a table is empty, so nothing is below the bound."""
-        checks = [(self.costs, bound), *self.limit_costs]
+        steps: list[Callable[[], bool]] = [partial(self._complete, self.costs, bound)]
+        steps += [partial(self._complete, costs, budget) for costs, budget in self.limit_costs]
+        steps.append(partial(self._splits, bound))
+        seen: list[int | None] = [None] * len(steps)  # surviving rows when a step last ran
         for _ in range(20):
-            before = self.size
-            for costs, budget in checks:
-                if not self._complete(costs, budget):
+            for i, step in enumerate(steps):
+                if seen[i] == self.size:
+                    continue
+                if not step():
                     return False
-            if not self._splits(bound):
-                return False
-            if self.size == before:
+                seen[i] = self.size
+            if all(size == self.size for size in seen):
                 return True
         return True
 

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.constraints.memory import memory, stage_memory
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation, active_limits, active_rules
 from parsolve.functions import Array, Limit, Rule
@@ -33,8 +32,14 @@ from parsolve.units import format_bytes
 
 SAMPLE_ROWS = (300, 20_000, 2_000_000)
 """Partial assignments that a feasibility question keeps in its first, second and last join."""
-TIME_BUDGET_S = 20.0
-"""Relaxations stop being searched for after this long; what was found is printed."""
+HUNDREDTH_GIB = 2**30 / 100
+"""Missing memory is rounded up to this, as it is printed."""
+MAX_BATCH_DISTANCE = 2
+"""Other batches are looked for up to this many times the batch away."""
+MAX_MORE_DOMAINS = 128
+"""Larger clusters are tried up to this many domains more."""
+TIME_BUDGET_S, EACH_S = 20.0, 5.0
+"""Relaxations stop being searched for after this long in all, and each of them; what was found is printed."""
 
 
 class OutOfTime(Exception):
@@ -231,8 +236,8 @@ def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule 
 class _Watch:
     deadline: float
 
-    def over(self) -> bool:
-        return time.perf_counter() > self.deadline
+    def left(self) -> float:
+        return self.deadline - time.perf_counter()
 
 
 def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Infeasible:
@@ -246,10 +251,7 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
         members = minimal_conflict(problem, watch.deadline)
     except OutOfTime:
         return Infeasible((), "proven; the time limit ended the search for the reason, raise --time-limit", ())
-    try:
-        need = least_memory(problem, watch.deadline) if any(m.name == "memory" for m in members) else None
-    except OutOfTime:
-        need = None
+    need = least_memory(problem, watch.left()) if any(m.name == "memory" for m in members) else None
     described = tuple(_describe(problem, member, need) for member in members)
     relaxations = tuple(_relaxations(problem, members, need, watch))
     if not members:
@@ -263,30 +265,16 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
     return Infeasible(described, text, relaxations)
 
 
-def least_memory(problem: Problem, deadline: float = math.inf) -> float | None:
-    """The smallest budget, bytes to about 0.5 %, at which some plan fits when only memory is in the way."""
-
-    def fits(budget: float) -> bool:
-        own = Limit("memory budget", stage_memory, lambda p: budget, memory.message)
-        asked = problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"})
-        return first_legal(asked, deadline) is not None
-
-    low = float(problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve)
-    high = 2 * low
-    while not fits(high):
-        low, high = high, 2 * high
-        if high > 2**50:
-            return None
-    while high / low > 1.005:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+def least_memory(problem: Problem, time_limit: float | None = None) -> float | None:
+    """Bytes per GPU that the leanest plan needs on its worst stage when only memory is in the way; None: not proven."""
+    ranking = rank(problem.with_(without=problem.without | {"memory"}, goal=((1.0, "memory"),)), Query(1), time_limit)
+    return ranking.plans[0].key if ranking.complete and ranking.plans else None
 
 
 def _describe(problem: Problem, member: Rule | Limit, need: float | None) -> Violation:
     if member.name == "memory":
         usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
-        least = f"the leanest layout needs about {format_bytes(need)}" if need else "no layout comes near"
+        least = f"the leanest layout needs {format_bytes(need)}" if need else "no layout comes near"
         gpu = problem.cluster.gpu.name
         return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {least} on its worst stage", {})
     first_line = (member.doc or member.name).split("\n")[0]
@@ -301,12 +289,17 @@ def _describe(problem: Problem, member: Rule | Limit, need: float | None) -> Vio
     return Violation(member.name, first_line + facts.get(member.name, ""), {})
 
 
-def _step_time(problem: Problem) -> float | None:
-    """Best step time, s; None when nothing is legal."""
-    if first_legal(problem) is None:
-        return None
-    plans = rank(problem, Query(top=1), time_limit=10.0).plans
-    return plans[0].step_time_s if plans else None
+def _step_time(problem: Problem, watch: _Watch) -> float | None:
+    """Best step time, s; None when nothing is legal.
+
+    Raises
+    ------
+    OutOfTime: the time ran out before that was proven.
+    """
+    ranking = rank(problem, Query(top=1), max(0.0, watch.left()))
+    if not ranking.complete:
+        raise OutOfTime
+    return ranking.plans[0].step_time_s if ranking.plans else None
 
 
 def _relaxations(
@@ -314,124 +307,150 @@ def _relaxations(
 ) -> Iterator[Relaxation]:
     """Changes that make the problem feasible, each solved."""
     names = {member.name for member in members}
-    makers: list[Callable[[], Relaxation | None]] = []
+    makers: list[Callable[[_Watch], Relaxation | None]] = []
     for member in members:
         if member in problem.rules or member in problem.limits:
             makers.append(partial(_without, problem, member))
     if "memory" in names:
         if set(Recompute) - set(problem.workload.recompute):
-            makers.append(lambda: _recompute(problem))
-        makers += [lambda: _more_memory(problem, need), lambda: _shorter(problem)]
+            makers.append(partial(_recompute, problem))
+        makers += [partial(_more_memory, problem, need), partial(_shorter, problem)]
     if "global_batch" in names:
-        makers.append(lambda: _other_batch(problem))
+        makers.append(partial(_other_batch, problem))
     if names & {"memory", "global_batch"} or not members:
-        makers.append(lambda: _more_domains(problem))
+        makers.append(partial(_more_domains, problem))
     if "memory" not in names or not members:
-        makers.append(lambda: _fewer_domains(problem))
+        makers.append(partial(_fewer_gpus, problem))
     for make in makers:
-        if watch.over():
+        if watch.left() <= 0:
             return
         try:
-            found = make()
+            found = make(_Watch(min(watch.deadline, time.perf_counter() + EACH_S)))
         except OutOfTime:
-            return
+            continue
         if found is not None:
             yield found
 
 
-def _without(problem: Problem, member: Rule | Limit) -> Relaxation | None:
+def _without(problem: Problem, member: Rule | Limit, watch: _Watch) -> Relaxation | None:
     rules = tuple(r for r in problem.rules if r is not member)
     limits = tuple(x for x in problem.limits if x is not member)
-    step = _step_time(problem.with_(rules=rules, limits=limits))
+    step = _step_time(problem.with_(rules=rules, limits=limits), watch)
     return None if step is None else Relaxation(f"drop {member.name}", member.name, step)
 
 
-def _recompute(problem: Problem) -> Relaxation | None:
-    step = _step_time(replace_workload(problem, recompute=tuple(Recompute)))
+def _recompute(problem: Problem, watch: _Watch) -> Relaxation | None:
+    step = _step_time(replace_workload(problem, recompute=tuple(Recompute)), watch)
     return None if step is None else Relaxation("allow recomputation of whole layers", "memory", step)
 
 
-def _more_memory(problem: Problem, need: float | None) -> Relaxation | None:
+def with_usable_memory(problem: Problem, usable: float) -> Problem:
+    """The problem on GPUs that leave this many bytes after the reserve."""
+    total = math.ceil(usable + problem.workload.memory_reserve)
+    data = problem.cluster.model_dump()
+    gpu = {**data["gpu"], "memory_bytes": total}
+    return problem.with_(cluster=Cluster.read({**data, "gpu": gpu}, "cluster"))
+
+
+def _more_memory(problem: Problem, need: float | None, watch: _Watch) -> Relaxation | None:
+    """The memory that is missing, rounded up to the digits that are printed."""
     if need is None:
         return None
     usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
-    own = Limit("memory budget", stage_memory, lambda p: need, memory.message)
-    step = _step_time(problem.with_(limits=(*problem.limits, own), without=problem.without | {"memory"}))
+    missing = math.ceil((need * (1 + 1e-9) - usable) / HUNDREDTH_GIB) * HUNDREDTH_GIB
+    step = _step_time(with_usable_memory(problem, usable + missing), watch)
     if step is None:
         return None
-    return Relaxation(
-        f"{format_bytes(need - usable)} more memory per GPU ({format_bytes(need)} usable)", "memory", step
-    )
+    return Relaxation(f"{missing / 2**30:.2f} GiB more memory per GPU", "memory", step)
 
 
-def _shorter(problem: Problem) -> Relaxation | None:
+def _shorter(problem: Problem, watch: _Watch) -> Relaxation | None:
+    """Half the sequence length, or half of that, and so on."""
     length = problem.workload.seq_len
     for divisor in (2, 4, 8):
         if length % divisor or length // divisor < 512:
             return None
-        step = _step_time(replace_workload(problem, seq_len=length // divisor))
+        step = _step_time(replace_workload(problem, seq_len=length // divisor), watch)
         if step is not None:
             return Relaxation(f"sequence length {length // divisor} instead of {length}", "memory", step)
     return None
 
 
-def _other_batch(problem: Problem) -> Relaxation | None:
-    if problem.per_token or problem.workload.gbs is None:
+class _Blind:
+    """An instance that shows nothing."""
+
+    def __getattr__(self, name: str) -> object:
+        raise LookupError(name)
+
+
+def _ignores_the_batch(problem: Problem, member: Rule | Limit) -> bool:
+    """Whether a rule is the same at every batch: it counts no sequences, and a user's does not see the instance."""
+    if not isinstance(member, Rule) or not member.axes or {"mbs", "grad_acc"} & set(member.axes):
+        return False
+    if member not in problem.rules:
+        return True
+    try:
+        member.compute(_Blind(), **{axis: np.ones(1, dtype=np.int64) for axis in member.axes})
+    except Exception:
+        return False
+    return True
+
+
+def _data_parallel_sizes(problem: Problem) -> list[int]:
+    """Values of dp that some plan may have at some batch size: the rules that ignore the batch allow them."""
+    kept = [member for member in droppable(problem) if _ignores_the_batch(problem, member)]
+    rows = Spaces(problem, objective=False).once(keep_only(problem, kept), 1).rows
+    return [] if rows is None else [int(dp) for dp in rows.axis_values("dp")]
+
+
+def _other_batch(problem: Problem, watch: _Watch) -> Relaxation | None:
+    """The nearest exact batch with a plan: the multiples of every possible dp, by their distance."""
+    gbs = problem.workload.gbs
+    if problem.per_token or gbs is None:
         return None
-    gbs, world = problem.workload.gbs, problem.cluster.num_gpus
-    near = [gbs + sign * k for k in range(1, 33) for sign in (1, -1)]
-    multiples = [
-        unit * k for unit in (d for d in domain_module.divisors(world) if d > 1) for k in (gbs // unit, gbs // unit + 1)
-    ]
-    for candidate in sorted({g for g in (*near, *multiples) if g > 0 and g != gbs}, key=lambda g: (abs(g - gbs), -g)):
-        changed = replace_workload(problem, gbs=candidate)
-        if first_legal(changed) is not None:
-            step = _step_time(changed)
-            return Relaxation(f"a global batch of {candidate} instead of {gbs} sequences", "global_batch", step)
+    sizes = _data_parallel_sizes(problem)
+    for distance in range(1, MAX_BATCH_DISTANCE * gbs):
+        for candidate in (gbs + distance, gbs - distance):
+            if candidate < 1 or not any(candidate % dp == 0 for dp in sizes):
+                continue
+            changed = replace_workload(problem, gbs=candidate)
+            if first_legal(changed, watch.deadline) is not None:
+                step = _step_time(changed, watch)
+                return Relaxation(f"a global batch of {candidate} instead of {gbs} sequences", "global_batch", step)
     return None
 
 
-def _resized(problem: Problem, domains: int) -> Problem | None:
-    data = problem.cluster.model_dump()
+def resized(problem: Problem, **sizes: int) -> Problem | None:
+    """The problem on another number of ``domains`` or ``gpus_per_domain``; None where the cluster allows no such."""
     try:
-        return problem.with_(cluster=Cluster.read({**data, "domains": domains}, "cluster"))
+        return problem.with_(cluster=Cluster.read({**problem.cluster.model_dump(), **sizes}, "cluster"))
     except SpecError:
         return None
 
 
-def _more_domains(problem: Problem) -> Relaxation | None:
-    """The first size that works: each next one for the first four, then some up to 64 times as many."""
+def _more_domains(problem: Problem, watch: _Watch) -> Relaxation | None:
+    """The fewest more fast domains with a plan, each number tried in turn."""
     now = problem.cluster.domains
-    steps = {
-        *(math.ceil(now * 1.25**k) for k in range(1, 19)),
-        *(now * k for k in (2, 3, 6, 8, 12, 16, 24, 32, 48, 64)),
-    }
-    for domains in sorted({*range(now + 1, now + 5), *(n for n in steps if n > now)}):
-        changed = _resized(problem, domains)
-        if changed is not None and first_legal(changed) is not None:
-            step = _step_time(changed)
-            gpus = changed.cluster.num_gpus
+    for domains in range(now + 1, now + MAX_MORE_DOMAINS + 1):
+        changed = resized(problem, domains=domains)
+        if changed is not None and first_legal(changed, watch.deadline) is not None:
+            step, gpus = _step_time(changed, watch), changed.cluster.num_gpus
             return Relaxation(f"{domains - now} more domain(s): {domains} with {gpus} GPUs in all", "world_size", step)
     return None
 
 
-def _fewer_domains(problem: Problem) -> Relaxation | None:
-    now = problem.cluster.domains
-    for domains in range(now - 1, max(0, now - 9), -1):
-        changed = _resized(problem, domains)
-        if changed is not None and first_legal(changed) is not None:
-            step = _step_time(changed)
-            return Relaxation(
-                f"use {domains} of the {now} domains ({changed.cluster.num_gpus} GPUs)", "world_size", step
-            )
-    per_domain = problem.cluster.gpus_per_domain
-    for gpus in range(per_domain - 1, 0, -1):
-        data = problem.cluster.model_dump()
-        try:
-            changed = problem.with_(cluster=Cluster.read({**data, "gpus_per_domain": gpus}, "cluster"))
-        except SpecError:
-            continue
-        if first_legal(changed) is not None:
-            step = _step_time(changed)
-            return Relaxation(f"use {gpus} of the {per_domain} GPUs in each domain", "world_size", step)
+def _fewer_gpus(problem: Problem, watch: _Watch) -> Relaxation | None:
+    """The most domains that have a plan; where none has, the most GPUs in each domain."""
+    cluster = problem.cluster
+    for domains in range(cluster.domains - 1, 0, -1):
+        changed = resized(problem, domains=domains)
+        if changed is not None and first_legal(changed, watch.deadline) is not None:
+            gpus = changed.cluster.num_gpus
+            change = f"use {domains} of the {cluster.domains} domains ({gpus} GPUs)"
+            return Relaxation(change, "world_size", _step_time(changed, watch))
+    for gpus in range(cluster.gpus_per_domain - 1, 0, -1):
+        changed = resized(problem, gpus_per_domain=gpus)
+        if changed is not None and first_legal(changed, watch.deadline) is not None:
+            change = f"use {gpus} of the {cluster.gpus_per_domain} GPUs in each domain"
+            return Relaxation(change, "world_size", _step_time(changed, watch))
     return None

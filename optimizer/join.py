@@ -108,8 +108,24 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
         current, rows, cost, use = current.keep(kept), {k: at[kept] for k, at in rows.items()}, cost[kept], use[kept]
         values = [None if value is None else value[kept] for value in values]
 
+    distinct: dict[tuple[int, tuple[str, ...]], int] = {}
+
+    def growth(k: int) -> tuple[float, int]:
+        """Expected growth by joining a table: its rows divided by the combinations of shared axes.
+
+        Connected tables come first and cuts last: until then the least counts of the pipeline size bound well.
+        """
+        table = live[k]
+        shared = tuple(axis for axis in table.axes if axis in current.values)
+        if current.axes and not shared:
+            return (1e9 + table.size, table.size)
+        if (k, shared) not in distinct:
+            distinct[k, shared] = max(1, len(np.unique(row_codes(table, shared, domains))))
+        late = 1e3 if "split" in table.axes and "split" not in current.values else 1
+        return (table.size / distinct[k, shared] * late, table.size)
+
     while todo:
-        i = min(todo, key=lambda k: _growth(current, live[k], domains))
+        i = min(todo, key=growth)
         todo.remove(i)
         partners = Partners(current, live[i], domains)
         few = partners.at_most(cost if tables.objective else use, EXPANSION * max_rows)
@@ -144,15 +160,3 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
         if not kept.all():
             choose(kept)
     return Joined(current, cost, complete, limit)
-
-
-def _growth(current: Table, table: Table, domains: dict[str, Array]) -> tuple[float, int]:
-    """Expected growth of joining a table: its rows divided by the combinations of shared axes.
-
-    Connected tables come first and cuts last: until then the least counts of the pipeline size bound well.
-    """
-    shared = [axis for axis in table.axes if axis in current.axes]
-    if current.axes and not shared:
-        return (1e9 + table.size, table.size)
-    growth = table.size / max(1, len(np.unique(row_codes(table, shared, domains))))
-    return (growth * (1e3 if "split" in table.axes and "split" not in current.axes else 1), table.size)

@@ -209,10 +209,10 @@ class CpModel:
         if all(literal is not None for literal in chosen):
             self.model.add_bool_or([literal.negated() for literal in chosen if literal is not None])
 
-    def solve(self, time_limit: float | None, log: bool = False) -> Outcome:
+    def solve(self, time_limit: float | None, log: bool = False, workers: int = 1) -> Outcome:
         """Find any plan within the bound or prove that there is none; deterministic with one worker."""
         solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
+        solver.parameters.num_workers = workers
         solver.parameters.random_seed = 0
         solver.parameters.linearization_level = 0
         solver.parameters.log_search_progress = log

@@ -44,7 +44,7 @@ JOIN_ROWS = 150_000
 """Full assignments evaluated at once."""
 FIRST_ROWS = 64
 """Joined rows evaluated at once when a short list is asked for."""
-SAMPLE_ROWS = 2_000
+SAMPLE_ROWS = 1_000
 """Partial assignments kept in the first look, whose plans set the bound."""
 ANY_CUT_TOP = 20
 """Longer lists take their cuts from those that can be listed (even, first/last counts, embedding and loss counted)."""
@@ -196,14 +196,16 @@ def rank(
     log: bool = False,
     seeds: Iterable[Config] = (),
     spaces: Spaces | None = None,
+    workers: int = 1,
 ) -> Ranking:
     """The best legal plans that the query asks for, in exact order.
 
     ``seeds`` are plans to start from (the rule of thumb, an earlier result); what is illegal, or outside the stated
     domains, is ignored. ``spaces``: shared tables of a problem that this one narrows.
+    ``workers``: threads of CP-SAT; the answer is the same with any number.
     """
     clock, best, result = _Clock(time_limit), _List(query), Ranking()
-    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces)
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces, workers)
     batches = domain_module.reachable_batches(problem)
     result.complete = True
     lowest = math.inf
@@ -254,6 +256,7 @@ class _Search:
     log: bool
     seeds: tuple[Config, ...]
     spaces: Spaces | None
+    workers: int
     own: Spaces = field(init=False)
     any_cut: bool = field(init=False)
 
@@ -411,7 +414,7 @@ class _Search:
         while True:
             if self.clock.over():
                 return False, base.lower_bound
-            outcome = model.solve(self.clock.left(), self.log)
+            outcome = model.solve(self.clock.left(), self.log, self.workers)
             if outcome.values is None:
                 self.result.proof_s += time.perf_counter() - start
                 return outcome.finished, math.inf if outcome.finished else base.lower_bound

@@ -22,6 +22,8 @@ from parsolve.problem import Instance, Problem
 from parsolve.result import Baseline, Plan, Result
 from parsolve.splits import Layers
 
+EQUALLY_FAST = 8
+"""Plans asked for at each step of the front, to see whether some are exactly as fast as the first."""
 PARETO_STEP = 0.02
 """Neighbours on the front differ by at least this share of memory."""
 
@@ -44,6 +46,7 @@ class Request:
     explain: bool = False
     hints: tuple[Config, ...] = ()
     time_limit: float | None = None
+    workers: int = 1
 
 
 def solve_problem(
@@ -112,7 +115,7 @@ def _ranking(
 
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        return rank(asked, query, left, progress, log, seeds, spaces)
+        return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
 
     objective = request.objective
     if request.pareto:
@@ -174,12 +177,11 @@ def pareto_front(problem: Problem, run: Callable[[Problem, Query], Ranking]) -> 
     while True:
         own = Limit("memory below the last plan", stage_memory, partial(_constant, budget), "")
         asked = problem if budget == math.inf else problem.with_(limits=(*problem.limits, own))
-        step = run(asked, Query(1))
+        step = run(asked, Query(EQUALLY_FAST))
         total = step if total is None else _added(total, step)
         if not step.plans or not step.complete:
             break
-        plan = step.plans[0]
-        plan = _leanest(asked, run, plan)
+        plan = _leanest(asked, run, step.plans)
         p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
         front.append(plan)
         budget = float(stage_memory(p).value(p, {**plan.config.axes(), "split": 0})) * (1 - PARETO_STEP)
@@ -191,10 +193,13 @@ def _constant(value: float, p: Instance) -> float:
     return value
 
 
-def _leanest(problem: Problem, run: Callable[[Problem, Query], Ranking], plan: Ranked) -> Ranked:
-    """Among the plans that are exactly as fast, the one with the least memory."""
-    equal = [other for other in run(problem, Query(None, plan.key * (1 + SLACK))).plans if other.key == plan.key]
-    return _reordered(problem.with_(goal=((1.0, "memory"),)), equal)[0] if equal else plan
+def _leanest(problem: Problem, run: Callable[[Problem, Query], Ranking], plans: list[Ranked]) -> Ranked:
+    """Among the plans that are exactly as fast as the best of the ``plans``, the one with the least memory."""
+    fastest = plans[0].key
+    if len(plans) == EQUALLY_FAST and plans[-1].key == fastest:
+        plans = run(problem, Query(None, fastest * (1 + SLACK))).plans
+    equal = [plan for plan in plans if plan.key == fastest]
+    return _reordered(problem.with_(goal=((1.0, "memory"),)), equal)[0]
 
 
 def _added(total: Ranking, step: Ranking) -> Ranking:

@@ -92,7 +92,6 @@ class Spaces:
         except KeyError:
             return self.once(problem, gbs, bound)
         p = problem.instance(gbs, base.space.p.splits)
-        rows.tables.p = p
         return Space(p, base.space.domains, rows.compact() if rows.reduce(bound) else None)
 
     def _narrows(self, problem: Problem) -> bool:
@@ -115,21 +114,27 @@ class Spaces:
         whole = base.space.rows
         assert whole is not None
         own_rules, own_limits = set(active_rules(self.problem)), set(active_limits(self.problem))
-        tables = replace(whole.tables, limits=list(whole.tables.limits))
-        for limit in active_limits(problem):
-            if limit not in own_limits:
-                if limit not in base.limits:
-                    p = problem.instance(base.space.p.gbs, base.space.p.splits)
-                    base.limits[limit] = base.leaves.quantity(limit.quantity(p), float(limit.budget(p)))
-                tables.limits.append(base.limits[limit])
-        if self.objective and problem.goal != self.problem.goal:
-            tables.objective = self._goal(base, problem)
-        rows = Filter(tables, whole.links)
+        added = [limit for limit in active_limits(problem) if limit not in own_limits]
+        if added or (self.objective and problem.goal != self.problem.goal):
+            tables = replace(
+                whole.tables, limits=[*whole.tables.limits, *(self._limit(base, problem, x) for x in added)]
+            )
+            if self.objective and problem.goal != self.problem.goal:
+                tables.objective = self._goal(base, problem)
+            rows = Filter(tables, whole.links)
+        else:
+            rows = whole.copy()
         for rule in active_rules(problem):
             if rule not in own_rules:
                 index, mask = self._mask(base, rule)
                 rows.alive[index] &= mask
         return rows
+
+    def _limit(self, base: _Shared, problem: Problem, limit: Limit) -> Quantity:
+        if limit not in base.limits:
+            p = problem.instance(base.space.p.gbs, base.space.p.splits)
+            base.limits[limit] = base.leaves.quantity(limit.quantity(p), float(limit.budget(p)))
+        return base.limits[limit]
 
     def _goal(self, base: _Shared, problem: Problem) -> list[Quantity]:
         if problem.goal not in base.goals:

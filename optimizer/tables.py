@@ -260,6 +260,9 @@ def _widening(axes: tuple[str, ...]) -> int:
     return 6 if len(axes) <= 1 else (2 if len(axes) <= 3 else MAX_WIDENING)
 
 
+_DIMENSION = {axis: i for i, axis in enumerate(AXES)}
+
+
 class Leaves:
     """Leaves over the rows of tables.
 
@@ -328,9 +331,11 @@ class Leaves:
         value = self.known[function]
         if value.ndim == 0:
             return np.broadcast_to(value, (table.size,))
-        places = tuple(self._place(table, axis) if value.shape[i] > 1 else 0 for i, axis in enumerate(AXES))
-        found = value[places]
-        return np.broadcast_to(found, (table.size,))
+        places: list[Array | int] = [0] * len(AXES)
+        for axis in function.axes:
+            if value.shape[_DIMENSION[axis]] > 1:
+                places[_DIMENSION[axis]] = self._place(table, axis)
+        return np.broadcast_to(value[tuple(places)], (table.size,))
 
     def _place(self, table: Table, axis: str) -> Array:
         name = (id(table), axis)

@@ -135,6 +135,7 @@ def solve(
     explain: bool = False,
     hint: Iterable[Config] = (),
     time_limit: float | None = None,
+    workers: int = 1,
     progress: Callable[[str], None] | None = None,
     log: bool = False,
 ) -> Result:
@@ -153,11 +154,12 @@ def solve(
     explain: add counterfactuals: what other choices would cost, re-solved.
     hint: configurations to start from.
     time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
+    workers: threads of CP-SAT; the answer is the same with any number.
     progress: called with a line of text now and then.
 
     Raises
     ------
-    SpecError: a restriction cannot be read, or a user's function raised.
+    SpecError: a restriction cannot be read, no worker, or a user's function raised.
     """
     from parsolve.expressions import require_rule
     from parsolve.objective import parse_objective
@@ -173,8 +175,10 @@ def solve(
     problem = restrict(problem, pin, forbid, max, min, own)
     if pareto and (objective != "step_time" or within is not None or distinct):
         raise SpecError("the Pareto front goes with no other objective, within or distinct", "pareto")
+    if workers < 1:
+        raise SpecError(f"at least one worker is needed, not {workers}", "workers")
     request = Request(
-        top, within, distinct, parse_objective(objective, problem), pareto, explain, tuple(hint), time_limit
+        top, within, distinct, parse_objective(objective, problem), pareto, explain, tuple(hint), time_limit, workers
     )
     return solve_problem(problem, request, progress, log)
 

@@ -18,6 +18,9 @@ import click
 from parsolve import __version__
 from parsolve.errors import ParsolveError, UnknownNameError
 
+# the specs use no pydantic plugins; looking for some reads the metadata of every installed package
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 COMMANDS = {
     "solve": "parsolve.commands.solve",
     "check": "parsolve.commands.check",

@@ -143,25 +143,28 @@ class StageMax:
     parts: tuple[Part, ...]
     at_least_zero: bool = False
 
-    def stages(self, p: Instance, values: Mapping[str, Any]) -> list[Any]:
-        """The sum of parts for each representative stage slot."""
-        leaves = [part.leaf(p, values) for part in self.parts]
-        result = []
-        for slot in range(p.splits.slots):
-            here = {**values, STAGE: slot}
-            total: Any = 0.0
-            for part, leaf in zip(self.parts, leaves, strict=True):
-                scaled = leaf * part.count(p, here) if part.count else leaf
-                total = total + part.sign * scaled
-            result.append(total)
-        return result
+    def stages(self, p: Instance, values: Mapping[str, Any]) -> Any:
+        """The sum of parts for each representative stage slot: array (slot, …) over scalar or array axis values."""
+        known: dict[Function, Any] = {}
+
+        def once(function: Function, at: Mapping[str, Any]) -> Any:
+            if function not in known:
+                known[function] = function(p, at)
+            return known[function]
+
+        ndim = max((np.ndim(value) for value in values.values()), default=0)
+        here = {**values, STAGE: np.arange(p.splits.slots).reshape(-1, *[1] * ndim)}
+        total: Any = np.zeros_like(here[STAGE], dtype=float)
+        for part in self.parts:
+            leaf = once(part.term, values)
+            if part.weight:
+                leaf = leaf * once(part.weight, values)
+            total = total + part.sign * (leaf * once(part.count, here) if part.count else leaf)
+        return total
 
     def value(self, p: Instance, values: Mapping[str, Any]) -> Any:
         """Scalar or array: the worst stage."""
-        stages = self.stages(p, values)
-        worst = stages[0]
-        for stage in stages[1:]:
-            worst = np.maximum(worst, stage)
+        worst = self.stages(p, values).max(axis=0)
         return np.maximum(worst, 0.0) if self.at_least_zero else worst
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from parsolve import Problem, rule
 from parsolve.expressions import require_rule
 from parsolve.functions import Rule
+from parsolve.restrictions import restrict
 from parsolve.specs import Cluster, Gpu, Model, MoE, Network, Recompute, Workload
 
 SHAPES = [(1, 4), (1, 6), (1, 8), (2, 4), (3, 4), (1, 7), (5, 2), (1, 5), (2, 8), (3, 8), (4, 8), (1, 16)]
@@ -76,7 +77,8 @@ def random_problem(seed: int, large: bool = False) -> Problem:
         recompute=rng.choice([tuple(Recompute), (Recompute.NONE,), (Recompute.NONE, Recompute.FULL)]),
         **options,
     )
-    return Problem(cluster, model, workload, rules=_user_rules(rng))
+    problem = Problem(cluster, model, workload, rules=_user_rules(rng))
+    return restrict(problem, _pin(rng)) if rng.random() < 0.15 else problem
 
 
 @rule("tp*cp is over 4")
@@ -101,3 +103,9 @@ def _user_rules(rng: random.Random) -> tuple[Rule, ...]:
     if draw < 0.4:
         return (require_rule("tp >= 2 or mbs == 1"),)
     return ()
+
+
+def _pin(rng: random.Random) -> dict[str, Any]:
+    """A pin that may exclude every plan."""
+    axis = rng.choice(["tp", "pp", "cp", "zero", "mbs", "ep", "recompute"])
+    return {axis: rng.choice({"zero": [0, 1, 3], "recompute": ["none", "full"]}.get(axis, [1, 2, 4, "1,2"]))}

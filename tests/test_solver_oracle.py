@@ -9,7 +9,7 @@ from oracle import enumerate_all
 from problems import random_problem
 
 import parsolve
-from parsolve import Problem
+from parsolve import Problem, SpecError
 from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.ranking import Query, layout_of, rank
 from parsolve.optimizer.solve import PARETO_STEP
@@ -17,10 +17,9 @@ from parsolve.optimizer.solve import PARETO_STEP
 DEPTHS = (1, 3, 10, 50)
 
 
-def compare(seed: int, large: bool) -> None:
+def compare(seed: int, large: bool, k: int) -> None:
     problem = random_problem(seed, large)
     expected = enumerate_all(problem)
-    k = DEPTHS[seed % len(DEPTHS)]
     ranking = rank(problem, Query(top=k))
     assert ranking.complete
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected[:k]
@@ -33,13 +32,13 @@ def compare(seed: int, large: bool) -> None:
 def test_small_problems_equal_the_oracle(block: int) -> None:
     """300 problems, ten a test."""
     for seed in range(10 * block, 10 * block + 10):
-        compare(seed, large=False)
+        compare(seed, large=False, k=DEPTHS[seed % len(DEPTHS)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("PARSOLVE_ORACLE_SEEDS", "1000"))))
 def test_large_problems_equal_the_oracle(seed: int) -> None:
-    compare(10_000 + seed, large=True)
+    compare(10_000 + seed, large=True, k=50)
 
 
 def test_random_problems_cover_the_kinds() -> None:
@@ -150,3 +149,23 @@ def test_relative_is_at_least_one(objective: str) -> None:
     problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
     plans = parsolve.solve(problem, top=6, objective=objective).plans
     assert min(plan.relative for plan in plans) >= 1.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_and_workers_give_the_same_answer(seed: int) -> None:
+    """Twice with one worker and once with two: the same bytes but for the timings."""
+    problem = random_problem(seed)
+
+    def answer(workers: int) -> dict[str, object]:
+        data = parsolve.solve(problem, top=7, workers=workers).to_json()
+        data["solver"] = {name: v for name, v in data["solver"].items() if name not in ("wall_s", "cpu_s")}
+        return data
+
+    first = answer(1)
+    assert answer(1) == first
+    assert answer(2) == first
+
+
+def test_a_worker_is_needed() -> None:
+    with pytest.raises(SpecError, match="worker"):
+        parsolve.solve(Problem("h100-sxm:1x8", "llama3.1-8b", seq_len=4096, gbs=8), workers=0)

@@ -18,6 +18,14 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
 @click.option(
     "--time-limit", type=DURATION, default="30s", show_default=True, help="Stop then, and print the best so far."
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Threads of CP-SAT; the answer is the same with any number.",
+)
 @click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
 @click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")
 @click.option(
@@ -67,6 +75,7 @@ def command(**options: Any) -> int:
         explain=options["explain"],
         hint=_hints(options["hint"]),
         time_limit=options["time_limit"],
+        workers=options["workers"],
         progress=Progress(output.quiet),
         log=output.verbose and not output.quiet,
     )

@@ -30,7 +30,13 @@ Count = Annotated[int, _reader(units.parse_count), Field(gt=0)]
 class Spec(BaseModel):
     """Frozen, strict about keys: a typo is an error, never ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,  # nested specs are built once, within the spec that is read
+    )
 
     @classmethod
     def read(cls, data: object, where: str) -> Self:
