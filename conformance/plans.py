@@ -17,6 +17,7 @@ from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.evaluation import instance_for, violations
 from parsolve.launchers import launch
+from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
 from parsolve.optimizer.domains import divisors, split_list
 from parsolve.presets import model_names
@@ -52,6 +53,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
             optimizer=rng.choice(("adam", "adam", "adam", "sgd")),
             sequence_parallel=rng.choice((None, None, False)) if framework != "deepspeed" else rng.choice((None, True)),
             train_tokens=rng.choice((None, 10**12)),
+            shard_group=rng.choice((None, None, None, 2, 4, 8)),
             without={"memory"},
         )
     except parsolve.ParsolveError:
@@ -122,6 +124,8 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
             "env": {name: env[name] for name in made.env},
             "files": made.files,
             "config": config.to_json(),
+            "shard_copies": shard_copies(problem, config),
+            "shard_group": problem.workload.shard_group,
             "params": problem.model.num_params,
             "per_stage": per_stage(problem, config),
         }

@@ -74,12 +74,9 @@ class Estimate:
 
 
 def active_rules(problem: Problem) -> tuple[Rule, ...]:
-    """Built-in rules of the framework that are not left out, then the user's own."""
-    framework = problem.workload.framework
+    """Built-in rules that apply to the workload and are not left out, then the user's own."""
     built_in = tuple(
-        r
-        for r in RULES
-        if (r.frameworks is None or framework in r.frameworks) and (r.role == "grid" or r.name not in problem.without)
+        r for r in RULES if r.applies(problem.workload) and (r.role == "grid" or r.name not in problem.without)
     )
     return (*built_in, *problem.rules)
 

@@ -31,6 +31,7 @@ PLAN_OPTIONS = frozenset(
         *("--use-custom-fsdp", "--data-parallel-sharding-strategy", "--recompute-granularity"),
         *("--recompute-activations", "--recompute-method", "--recompute-num-layers", "--recompute-modules"),
         *("--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm", "--moe-token-dispatcher-type"),
+        "--num-distributed-optimizer-instances",
         *("--train-iters", "--cp-comm-type", "--use-flash-attn", "--fp8-recipe", "--init-model-with-meta-device"),
     }
 )
@@ -100,6 +101,7 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         "framework": "megatron",
         "precision": _precision(command, notes),
         "optimizer": command.text("--optimizer", "adam"),
+        "shard_group": _shard_group(command, dp * cp),
         "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
     }
     faults = _environment_faults(command, cluster, config)
@@ -146,6 +148,17 @@ def _zero(command: Command, version: tuple[int, ...]) -> int:
             raise SpecError(f"{strategy!r} is none of {', '.join(STRATEGIES)}", "--data-parallel-sharding-strategy")
         return STRATEGIES[strategy]
     return int(command.has("--use-distributed-optimizer"))
+
+
+def _shard_group(command: Command, ranks: int) -> int | None:
+    """Ranks of one instance of the distributed optimizer; None where there is one."""
+    option = "--num-distributed-optimizer-instances"
+    copies = command.number(option, 1)
+    if copies <= 1 or not command.has("--use-distributed-optimizer"):
+        return None
+    if ranks % copies or ranks == copies:
+        raise SpecError(f"{copies} instances do not divide the dp*cp = {ranks} ranks into groups", option)
+    return ranks // copies
 
 
 def _recompute(command: Command) -> str:

@@ -93,6 +93,11 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("sharded_optimizer", dense(optimizer="sgd"), "zero=0", "zero=1"),
     ("context_needs_fused_attention", dense(cluster="v100-sxm-32gb:2x8", precision="fp16"), "cp=1", "cp=2"),
     ("sinks_exchange_heads", moe(model="gpt-oss-20b"), "tp=1,etp=1,cp=2", "tp=8,etp=1,cp=2"),
+    ("shard_group_divides", dense(shard_group=8), "zero=1", dense(shard_group=3)),
+    ("shard_group_holds_experts", moe(framework="generic", shard_group=4), "zero=3,ep=4", "zero=3,ep=16"),
+    ("optimizer_instances", dense(shard_group=4), "zero=1", "zero=3"),
+    ("secondary_partition", dense(framework="deepspeed", shard_group=8), "zero=3", "zero=2"),
+    ("context_in_shard_group", dense(framework="torchtitan", shard_group=2), "zero=3,cp=2", "zero=3,cp=4"),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]
 

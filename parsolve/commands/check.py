@@ -47,7 +47,7 @@ def command(**options: Any) -> int:
       parsolve check h100-sxm:16x8 --from-megatron train.sh --better
     """
     from parsolve.commands.output import Output
-    from parsolve.commands.show import show
+    from parsolve.commands.show import hint_at_groups, show
     from parsolve.commands.today import better, read_today, remark
 
     output = Output.of(options)
@@ -64,6 +64,7 @@ def command(**options: Any) -> int:
         data["better"] = better(problem, result, output)
     elif today:
         output.note("hint", "--better solves the same problem and shows the best plan beside this one")
+    hint_at_groups(problem, result.plans[0], output)
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch
+from parsolve.launchers.base import Arguments, Launch, shard_copies
 from parsolve.launchers.hugging_face import add_run_clm
 from parsolve.launchers.megatron_deepspeed import add_megatron_deepspeed
 from parsolve.problem import Problem
@@ -111,4 +111,6 @@ def _zero(problem: Problem, config: Config) -> dict[str, Any]:
             "stage3_param_persistence_threshold": 10 * hidden,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
+        if shard_copies(problem, config) > 1:
+            section["zero_hpz_partition_size"] = problem.workload.shard_group
     return section
