@@ -226,7 +226,7 @@ def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 
     All of V, at 16 bytes, where the loss gathers them.
     """
-    held = p.profile.logits_memory if p.workload.parallel_loss else GATHERED_LOGITS_BYTES
+    held = p.profile.logits_memory if p.parallel_loss else GATHERED_LOGITS_BYTES
     return tokens(p, cp, mbs) * parameters.loss_vocab(p, tp) * held
 
 

@@ -23,7 +23,7 @@ def padded_vocab(p: Instance, tp: Any) -> Any:
 def loss_vocab(p: Instance, tp: Any) -> Any:
     """Vocabulary entries whose logits one rank holds in the loss: its share, or all when they are gathered."""
     vocab = padded_vocab(p, tp)
-    return vocab / tp if p.workload.parallel_loss else vocab
+    return vocab / tp if p.parallel_loss else vocab
 
 
 def kv_heads_per_rank(p: Instance, tp: Any) -> Any:
@@ -70,9 +70,11 @@ def expert_layer_params(p: Instance, etp: Any, ep: Any) -> Any:
 
 
 def embedding_params(p: Instance, tp: Any) -> Any:
-    """The embedding on a first-stage rank."""
+    """The embedding on a first-stage rank; AutoTP keeps an untied one whole."""
     model = p.model
     rest = model.embedding_params - model.vocab_size * model.hidden_size
+    if p.auto_tp and not model.tied_embeddings:
+        return model.embedding_params + 0.0 * tp
     return padded_vocab(p, tp) * model.hidden_size / tp + rest
 
 

@@ -76,6 +76,7 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("memory", dense(), "tp=8,pp=2", "tp=1,pp=1"),
     ("token_target", dense(gbs=None, gbs_tokens=1_000_000), "grad_acc=16", "grad_acc=17"),
     ("zero_alone", moe(model="qwen3-30b-a3b", framework="deepspeed"), "zero=2", "zero=2,tp=2"),
+    ("auto_tp_stages", dense(framework="deepspeed", model={"qk_norm": "head"}), "zero=2,tp=2", "zero=3,tp=2"),
     ("whole_layers", dense(framework="deepspeed"), "recompute=full", "recompute=selective"),
     ("deepspeed_precision", dense(framework="deepspeed"), "zero=1", dense(framework="deepspeed", precision="fp8")),
     ("fsdp_stages", dense(framework="torchtitan"), "zero=3", "zero=1"),
