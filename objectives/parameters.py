@@ -36,6 +36,7 @@ def attention_params(p: Instance, tp: Any) -> Any:
     model = p.model
     h, a = model.hidden_size, model.num_heads
     replicated: Any = model.norms_per_layer * model.norm_params + (h if model.attention_out_bias else 0)
+    replicated += model.extra_layer_params
     if model.mla is None:
         k = model.head_dim
         kv = model.num_kv_heads / tp

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from parsolve.errors import SpecError, UnknownNameError
+from parsolve.huggingface.defaults import WRITTEN_BY_TRANSFORMERS, class_defaults
 from parsolve.huggingface.families import ALIASES, FAMILIES, WRAPPERS, Wrapper
-from parsolve.huggingface.family import Family
+from parsolve.huggingface.family import Family, Fields
 from parsolve.huggingface.reader import SPELLINGS, ConfigReader
-from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES
+from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES, agrees
 from parsolve.huggingface.shape import read_shape
 from parsolve.specs.model import Model
 
@@ -58,17 +59,23 @@ def read_config(data: dict[str, object], where: str, text_only: bool = False) ->
             others[0] if others else "model_type",
             f"{kind} is multimodal and only its language model can be planned; pass --text-only to leave the rest out",
         )
-    config = ConfigReader({**ALIASES.get(text_kind, ("", {}))[1], **config.data}, where, config.prefix)
+    implied = dict(ALIASES.get(text_kind, ("", {}))[1])
+    assumed = class_defaults(text_kind, config.data) if any(top.get(key) for key in WRITTEN_BY_TRANSFORMERS) else {}
+    config = ConfigReader({**implied, **assumed, **config.data}, where, config.prefix)
     _check_words(config)
     _check_architectures(top, family, text_kind)
     fields = read_shape(config, family, text_kind)
-    _refuse_foreign(config, text_kind)
+    _refuse_foreign(config, fields, text_kind)
     notes = fields.get("notes", ())
     fields |= {
         "name": _name(where, top, kind),
         "tied_embeddings": _tied(top, config, wrapper if multimodal else None, family),
         "sources": {"shape": f"{where} (Hugging Face {kind})"},
-        "notes": (*_notes(top, kind, multimodal), *(notes if isinstance(notes, tuple) else ())),
+        "notes": (
+            *_notes(top, kind, multimodal),
+            *_assumed(assumed, config, text_kind),
+            *(notes if isinstance(notes, tuple) else ()),
+        ),
     }
     return Model.read(fields, where)
 
@@ -144,11 +151,19 @@ def _tied(top: ConfigReader, config: ConfigReader, wrapper: Wrapper | None, fami
     return wrapper.tied
 
 
-def _refuse_foreign(c: ConfigReader, kind: str) -> None:
-    """A key that shapes a model, but that this family does not read, would make the count a guess."""
+def _refuse_foreign(c: ConfigReader, fields: Fields, kind: str) -> None:
+    """A key that shapes a model, but that this family does not read, would make the count a guess.
+
+    Unless it says what the family has anyway.
+    """
     for key, reason in FOREIGN_KEYS.items():
-        if key not in c.used and c.data.get(key):
+        if key not in c.used and c.data.get(key) and not agrees(key, c.data[key], fields):
             raise c.error(key, f"{reason}, but {kind} has no such key (got {str(c.data[key])[:40]}); check model_type")
+
+
+def _assumed(assumed: dict[str, object], config: ConfigReader, kind: str) -> list[str]:
+    taken = [f"{key} {value}" for key, value in assumed.items() if key in config.used]
+    return [f"not in the file, so the default of transformers' class of {kind}: {', '.join(taken)}"] if taken else []
 
 
 def _name(where: str, top: ConfigReader, kind: str) -> str:

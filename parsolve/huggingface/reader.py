@@ -102,6 +102,8 @@ class ConfigReader:
                 raise self.missing(name)
             return default
         key, value = found
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            value = value[0]  # a value a layer, all alike
         if isinstance(value, list):
             raise self.error(key, "is a list, a value a layer; models whose layers differ in size are not supported")
         if isinstance(value, bool) or not isinstance(value, int):

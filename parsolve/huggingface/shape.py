@@ -11,6 +11,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "relu2",
     **dict.fromkeys(["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"], "gelu"),
 }
 MOST_LAYERS = 10_000

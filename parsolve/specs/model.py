@@ -58,7 +58,8 @@ class Model(Spec):
 
     ``ffn_size`` is the MLP width of dense layers. ``head_dim`` may differ from hidden/heads. ``mtp_layers`` are
     multi-token-prediction modules, kept apart from ``num_layers`` and from ``num_params``. ``norms_per_layer``,
-    ``norm_bias``, ``qk_norm`` and the bias switches make the count exact. ``max_positions`` is the table size of
+    ``norm_bias``, ``qk_norm``, the bias switches and ``extra_layer_params`` (small ones of every layer that nothing
+    else counts, such as those of an activation) make the count exact. ``max_positions`` is the table size of
     learned positions. ``window`` is the sliding-window length of the layers in ``window_layers``.
     """
 
@@ -83,6 +84,7 @@ class Model(Spec):
     attention_sinks: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    extra_layer_params: int = Field(default=0, ge=0)
     tied_embeddings: bool = False
     position: Literal["rope", "learned", "alibi", "none"] = "rope"
     max_positions: Count | None = None
@@ -225,7 +227,8 @@ class Model(Spec):
     @property
     def attention_params(self) -> int:
         """One layer's attention with biases, plus the layer's norms."""
-        return self.attention_matrix_params + self.attention_vector_params + self.norms_per_layer * self.norm_params
+        norms = self.norms_per_layer * self.norm_params + self.extra_layer_params
+        return self.attention_matrix_params + self.attention_vector_params + norms
 
     @property
     def dense_layer_params(self) -> int:
