@@ -9,7 +9,7 @@ from parsolve.huggingface.defaults import WRITTEN_BY_TRANSFORMERS, class_default
 from parsolve.huggingface.families import ALIASES, FAMILIES, WRAPPERS, Wrapper
 from parsolve.huggingface.family import Family, Fields
 from parsolve.huggingface.reader import SPELLINGS, ConfigReader
-from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES, agrees
+from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES, agrees, with_hint
 from parsolve.huggingface.shape import read_shape
 from parsolve.specs.model import Model
 
@@ -18,6 +18,7 @@ __all__ = ["read_config"]
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config.text_config")
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "thinker_config", "visual")
 OTHER_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel", "MaskedLM")
+MODEL_FILE = "or write a model file (parsolve schema model)"
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -39,7 +40,7 @@ def read_config(data: dict[str, object], where: str, text_only: bool = False) ->
     top = ConfigReader(data, where)
     kind = top.text("model_type") or ""
     if kind in REFUSED_TYPES:
-        raise top.error("model_type", f"{kind} {REFUSED_TYPES[kind]}")
+        raise top.error("model_type", f"{kind} {with_hint(REFUSED_TYPES[kind])}")
     _check_words(top)
     if not kind:
         raise top.error("model_type", "this key is required in a Hugging Face config.json")
@@ -95,7 +96,7 @@ def _check_words(c: ConfigReader) -> None:
     """Keys that no family can be read with, and kinds of layers other than attention."""
     for key, reason in REFUSED_KEYS.items():
         if c.data.get(key):
-            raise c.error(key, f"the model {reason} (got {str(c.data[key])[:40]})")
+            raise c.error(key, f"the model {with_hint(reason)} (got {str(c.data[key])[:40]})")
     kinds = c.data.get("layer_types")
     odd = [kind for kind in kinds if kind not in LAYER_TYPES] if isinstance(kinds, list) else []
     if odd:
@@ -117,11 +118,11 @@ def _family(config: ConfigReader, text_kind: str, kind: str) -> Family:
     if not text_kind:
         raise config.error("model_type", f"this key is required: {kind} does not say which language model it holds")
     if text_kind in REFUSED_TYPES:
-        raise config.error("model_type", f"{text_kind} {REFUSED_TYPES[text_kind]}")
+        raise config.error("model_type", f"{text_kind} {with_hint(REFUSED_TYPES[text_kind])}")
     family = FAMILIES.get(ALIASES.get(text_kind, (text_kind,))[0])
     if family is None:
         known = sorted({*FAMILIES, *ALIASES, *WRAPPERS})
-        raise UnknownNameError("model_type", text_kind, known, f"{config.where}: {config.prefix}model_type")
+        raise UnknownNameError("model_type", text_kind, known, f"{config.where}: {config.prefix}model_type", MODEL_FILE)
     return family
 
 

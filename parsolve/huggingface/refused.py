@@ -81,6 +81,13 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 
 
+def with_hint(reason: str) -> str:
+    """The reason, and for decoders that a model file could describe, this way out."""
+    if reason in (_SEQ2SEQ, _ENCODER):
+        return reason
+    return f"{reason}; if a plain transformer comes near, write a model file (parsolve schema model)"
+
+
 def agrees(key: str, value: object, fields: Mapping[str, object]) -> bool:
     """A key that the family does not read says what the family has anyway: nothing is left to guess."""
     if isinstance(value, list) and value and all(item == value[0] for item in value):
