@@ -28,6 +28,7 @@ def megatron_lm_gap(model: Model) -> str | None:
             (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
             (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
             (model.embedding_norm, "a norm after the embedding"),
+            (model.embedding_size is not None, "an embedding of another width than its layers"),
             (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
             (model.gated_mlp and model.activation in ("relu", "relu2"), f"a gated MLP with {model.activation}"),
         ]
@@ -49,6 +50,7 @@ def megatron_deepspeed_gap(problem: Problem) -> str | None:
         (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
         (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
         (model.embedding_norm, "a norm after the embedding"),
+        (model.embedding_size is not None, "an embedding of another width than its layers"),
         (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
         (model.gated_mlp and model.activation != "silu", f"a gated MLP with {model.activation}"),
     ]

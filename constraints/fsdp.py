@@ -27,6 +27,7 @@ def torchtitan_gap(model: Model) -> str | None:
         (model.norm != "rms" or model.norm_bias, "layer norms"),
         (model.norms_per_layer != 2 or not model.final_norm, "layers without exactly two norms"),
         (model.embedding_norm, "a norm after the embedding"),
+        (model.embedding_size is not None, "an embedding of another width than its layers"),
         (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
         (not model.gated_mlp or model.activation != "silu", "an MLP other than gated SiLU"),
         (model.qkv_bias or model.attention_out_bias or model.mlp_bias or model.head_bias, "linear biases"),

@@ -121,7 +121,7 @@ def grouped_expert_gather(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, 
 @term(label="dp_comm", source="tied embeddings, Narayanan et al. 2021")
 def tied_embedding_reduction(p: Instance, *, tp: Any) -> Any:
     """All-reduce of a tied embedding's gradient between the first and the last stage, once per step, s."""
-    payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.hidden_size / tp
+    payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.embedding_width / tp
     rate = p.cluster.nic_bandwidth_per_gpu * p.profile.nic_efficiency
     if p.world <= p.domain:
         rate = p.cluster.fast_link.bandwidth * p.profile.fast_link_efficiency

@@ -73,21 +73,22 @@ def expert_layer_params(p: Instance, etp: Any, ep: Any) -> Any:
 def embedding_params(p: Instance, tp: Any) -> Any:
     """The embedding on a first-stage rank; AutoTP keeps an untied one whole."""
     model = p.model
-    rest = model.embedding_params - model.vocab_size * model.hidden_size
+    rest = model.embedding_params - model.vocab_size * model.embedding_width
     if p.auto_tp and not model.tied_embeddings:
         return model.embedding_params + 0.0 * tp
-    return padded_vocab(p, tp) * model.hidden_size / tp + rest
+    return padded_vocab(p, tp) * model.embedding_width / tp + rest
 
 
 def head_params(p: Instance, tp: Any) -> Any:
     """The output matrix and final norm on a last-stage rank."""
     model = p.model
     norm = model.norm_params if model.final_norm else 0
-    return padded_vocab(p, tp) * (model.hidden_size + int(model.head_bias)) / tp + norm
+    rest = norm + model.projection_params
+    return padded_vocab(p, tp) * (model.embedding_width + int(model.head_bias)) / tp + rest
 
 
 def tied_head_params(p: Instance, tp: Any) -> Any:
-    """What the last stage holds when it is also the first and the weights are tied: norm and bias only."""
+    """What the last stage holds when it is also the first and the weights are tied: norm, bias and projection."""
     model = p.model
     norm = model.norm_params if model.final_norm else 0
-    return padded_vocab(p, tp) * int(model.head_bias) / tp + norm
+    return padded_vocab(p, tp) * int(model.head_bias) / tp + norm + model.projection_params

@@ -135,7 +135,7 @@ def model_flops_per_token(p: Instance) -> tuple[float, float]:
     Source: Chowdhery et al. 2022, appendix B.
     """
     model = p.model
-    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.hidden_size
+    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.embedding_width
     matrices += model.num_dense_layers * model.mlp_matrix_params(model.ffn_size)
     if model.moe:
         active = model.moe.top_k * model.mlp_matrix_params(model.moe.ffn_size)

@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from parsolve.errors import SpecError, UnknownNameError
+import parsolve
+from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
 from parsolve.huggingface import read_config
 from parsolve.huggingface.families import ALIASES, FAMILIES, WRAPPERS
 from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES
+from parsolve.launchers import launch
+from parsolve.reading import parse_config
 from parsolve.specs.model import Model
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data/huggingface_cases.jsonl").read_text().splitlines()]
@@ -618,6 +621,26 @@ def test_a_list_of_equal_values_is_one_value() -> None:
     assert model.moe is not None and (model.moe.top_k, model.moe.shared_ffn_size) == (2, 96)
     assert "moe_topk" in str(refusal(data, moe_topk=[2, 2, 1, 2]))
     assert "moe_intermediate_size" in str(refusal(data, moe_intermediate_size=[96, 96, 96, 48]))
+
+
+OPT_350M = {"model_type": "opt", "num_hidden_layers": 24, "hidden_size": 1024, "ffn_dim": 4096, "vocab_size": 50272}
+OPT_350M |= {"num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512}
+
+
+def test_an_embedding_of_its_own_width() -> None:
+    model = read(OPT_350M, do_layer_norm_before=False)
+    assert (model.num_params, model.embedding_size) == (331_196_416, 512)
+    assert model.embedding_and_head_params == 50272 * 512
+    assert read(OPT_350M, word_embed_proj_dim=1024).embedding_size is None
+    p = parsolve.Problem("h100-sxm:1x8", model, seq_len=2048, gbs=64, without={"memory"})
+    assert not parsolve.check(parsolve.Problem(p.cluster, model, seq_len=2048, gbs=64, framework="deepspeed"), "zero=3")
+    with pytest.raises(NotExpressibleError, match="another width"):
+        launch("megatron", p, parse_config("tp=1", p)[0])
+
+
+def test_a_scoring_function_that_no_code_reads() -> None:
+    model = read({**without(DEEPSEEK_V3, "head_dim"), "scoring_func": "noaux_tc"})
+    assert model.moe is not None and model.moe.router_score == "sigmoid"
 
 
 def test_refusals_name_the_model_file_where_one_would_do() -> None:

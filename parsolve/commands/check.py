@@ -20,12 +20,14 @@ from parsolve.commands.options import OPEN_PROBLEM, RESTRICTIONS, build_problem,
 @click.option(
     "--from-megatron",
     metavar="LINE|FILE",
-    help="Read the configuration, the workload and (without MODEL) the model from a Megatron-LM command.",
+    help="Read the configuration, the workload and (without MODEL) the model from a Megatron-LM command: a line, a "
+    "script, or a YAML table of its arguments.",
 )
 @click.option(
     "--from-deepspeed",
     metavar="FILE",
-    help="Read batch, precision and ZeRO from a DeepSpeed JSON file; MODEL is given.",
+    help="Read batch, precision and ZeRO from a DeepSpeed JSON file; MODEL is given, and with --gbs and --config "
+    "mbs=…,grad_acc=… what the file leaves 'auto'.",
 )
 @click.option("--better", is_flag=True, help="Solve the same problem, and show what would be better.")
 @RESTRICTIONS

@@ -37,14 +37,14 @@ def _bigcode(c: ConfigReader, m: Fields) -> Fields:
 
 
 def _opt(c: ConfigReader, m: Fields) -> Fields:
-    """Two extra rows of positions; the embedding of a width of its own (350M) is not supported."""
+    """Two extra rows of positions; an embedding of a width of its own (350M)."""
     hidden, positions = c.integer("hidden_size"), c.integer("max_positions")
-    if c.integer("word_embed_proj_dim", hidden) != hidden:
-        raise c.error("word_embed_proj_dim", f"differs from hidden_size {hidden}: projected embeddings not supported")
+    width = c.integer("word_embed_proj_dim", hidden)
+    projected: Fields = {} if width == hidden else {"embedding_size": width}
     final = c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
     affine = c.flag("layer_norm_elementwise_affine", True)
     norms: Fields = {} if affine else {"norms_per_layer": 0}
-    return {"max_positions": positions + 2, "final_norm": final and affine, **norms}
+    return {"max_positions": positions + 2, "final_norm": final and affine, **norms, **projected}
 
 
 def _persimmon(c: ConfigReader, m: Fields) -> Fields:

@@ -60,7 +60,9 @@ class Model(Spec):
     multi-token-prediction modules, kept apart from ``num_layers`` and from ``num_params``. ``norms_per_layer``,
     ``norm_bias``, ``qk_norm``, the bias switches and ``extra_layer_params`` (small ones of every layer that nothing
     else counts, such as those of an activation) make the count exact. ``max_positions`` is the table size of
-    learned positions. ``window`` is the sliding-window length of the layers in ``window_layers``.
+    learned positions. ``embedding_size`` is the width of the vocabulary matrices where it is not the hidden size: one
+    matrix then leads from it to the layers and one back. ``window`` is the sliding-window length of the layers in
+    ``window_layers``.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Model(Spec):
     num_kv_heads: Count
     head_dim: Count = Field(description="usually hidden_size / num_heads")
     vocab_size: Count
+    embedding_size: Count | None = None
     gated_mlp: bool = True
     activation: Literal["silu", "gelu", "relu", "relu2"] = "silu"
     norm: Literal["rms", "layer"] = "rms"
@@ -250,19 +253,29 @@ class Model(Spec):
         """Token embedding, learned positions and embedding norm."""
         positions = (self.max_positions or 0) * self.hidden_size if self.position == "learned" else 0
         norm = self.norm_params if self.embedding_norm else 0
-        return self.vocab_size * self.hidden_size + positions + norm
+        return self.vocab_size * self.embedding_width + self.projection_params + positions + norm
+
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the vocabulary matrices."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def projection_params(self) -> int:
+        """The matrix between an embedding of its own width and the layers (there is one on either end)."""
+        return self.embedding_size * self.hidden_size if self.embedding_size else 0
 
     @property
     def head_params(self) -> int:
         """The output matrix (counted even when tied) and its bias."""
-        return self.vocab_size * (self.hidden_size + int(self.head_bias))
+        return self.vocab_size * (self.embedding_width + int(self.head_bias)) + self.projection_params
 
     @property
     def num_params(self) -> int:
         """All parameters; tied weights once, multi-token-prediction modules not counted."""
         layers = self.num_dense_layers * self.dense_layer_params
         layers += self.num_moe_layers * (self.moe_layer_dense_params + self.routed_params_per_layer)
-        head = (self.vocab_size if self.head_bias else 0) if self.tied_embeddings else self.head_params
+        head = self.head_params - (self.vocab_size * self.embedding_width if self.tied_embeddings else 0)
         return layers + self.embedding_params + head + (self.norm_params if self.final_norm else 0)
 
     @property
@@ -281,4 +294,4 @@ class Model(Spec):
     @property
     def embedding_and_head_params(self) -> int:
         """The vocabulary matrices (one when tied), without positions."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.vocab_size * self.embedding_width * (1 if self.tied_embeddings else 2)
