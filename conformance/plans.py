@@ -23,6 +23,7 @@ from parsolve.optimizer.domains import divisors, split_list
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
+from parsolve.splits import Splits
 
 CLUSTERS = (
     *("h100-sxm:1x8", "h100-sxm:2x8", "h100-sxm:4x8", "h100-sxm:16x8", "a100-sxm-80gb:4x8", "a100-sxm-80gb:6x8"),
@@ -61,6 +62,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     world, model = problem.cluster.num_gpus, problem.model
     alone = framework == "accelerate" or (framework == "deepspeed" and rng.random() < 0.4)
     tp = 1 if alone else rng.choice(divisors(min(world, 8)))
+    alone = alone or (problem.instance(gbs, Splits((), ())).auto_tp and rng.random() < 0.8)
     pp = 1 if alone else rng.choice([d for d in divisors(world // tp) if d <= min(model.num_layers, 16)])
     cp = 1 if alone else rng.choice([1, 1, 1, *(d for d in divisors(world // tp // pp) if d <= 8)])
     dp = world // (tp * pp * cp)
