@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import forks
+from accelerate import ParallelismConfig
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -31,6 +32,10 @@ def check(plan: dict[str, Any]) -> None:
             plugin = FullyShardedDataParallelPlugin()
             forks.expect("the FSDP version", plugin.fsdp_version, 2)
             forks.expect("reshard_after_forward", plugin.reshard_after_forward, config["zero"] == 3)
+            mesh = ParallelismConfig() if args.use_parallelism_config else None
+            copies = mesh.dp_replicate_size if mesh else 1
+            forks.expect("copies of the shards", copies, plan["shard_copies"])
+            forks.expect("the mesh", mesh.total_size if mesh else plan["world"], plan["world"])
             forks.expect("recomputation", plugin.activation_checkpointing, config["recompute"] == "full")
         _trainer(args.training_script_args, config)
 

@@ -55,6 +55,8 @@ def check(plan: dict[str, Any]) -> None:
     forks.expect("gbs", read.train_batch_size, config["gbs"])
     forks.expect("mbs", read.train_micro_batch_size_per_gpu, config["mbs"])
     forks.expect("grad_acc", read.gradient_accumulation_steps, config["grad_acc"])
+    hpz = plan["shard_group"] if plan["shard_copies"] > 1 else 1
+    forks.expect("ranks of the second copy", read.zero_config.zero_hpz_partition_size, hpz)
     forks.expect("zero", int(read.zero_optimization_stage), config["zero"])
 
 

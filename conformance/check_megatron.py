@@ -67,6 +67,7 @@ def make_groups(args: Any) -> None:
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
         create_gloo_process_groups=False,
     )
 
@@ -130,6 +131,10 @@ def check(plan: dict[str, Any]) -> None:
     }
     for name, value in seen.items():
         forks.expect(name, value, wanted[name])
+    copies = groups.get_data_parallel_world_size(with_context_parallel=True) // groups.get_data_parallel_world_size(
+        with_context_parallel=True, partial_data_parallel=True
+    )
+    forks.expect("copies of the shards", copies, plan["shard_copies"])
     forks.expect("recompute", args.recompute_granularity or "none", wanted["recompute"])
     forks.expect("the distributed optimizer", bool(args.use_distributed_optimizer), wanted["zero"] >= 1)
     padded = args.padded_vocab_size

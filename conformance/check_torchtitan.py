@@ -40,10 +40,10 @@ def check(plan: dict[str, Any]) -> None:
     stubs.pretend_rank(plan["world"])
     dims = ParallelDims.from_config(job.parallelism, plan["world"])
     dims.build_mesh()
-    shards = config["dp"] if config["zero"] else 1
+    copies = plan["shard_copies"] if config["zero"] else config["dp"]
     seen = {axis: getattr(dims, axis) for axis in ("tp", "pp", "cp", "ep")}
     forks.expect("the grid", seen, {axis: config[axis] for axis in seen})
-    forks.expect("dp", (dims.dp_replicate, dims.dp_shard), (config["dp"] // shards, shards))
+    forks.expect("dp", (dims.dp_replicate, dims.dp_shard), (copies, config["dp"] // copies))
     forks.expect("the rest of the expert grid", dims.dp_shard * dims.cp * dims.tp % dims.ep, 0)
     _batch(job, dims, config)
     model = job.model_spec.model

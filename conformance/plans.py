@@ -17,11 +17,13 @@ from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.evaluation import instance_for, violations
 from parsolve.launchers import launch
+from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
 from parsolve.optimizer.domains import divisors, split_list
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
+from parsolve.splits import Splits
 
 CLUSTERS = (
     *("h100-sxm:1x8", "h100-sxm:2x8", "h100-sxm:4x8", "h100-sxm:16x8", "a100-sxm-80gb:4x8", "a100-sxm-80gb:6x8"),
@@ -52,6 +54,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
             optimizer=rng.choice(("adam", "adam", "adam", "sgd")),
             sequence_parallel=rng.choice((None, None, False)) if framework != "deepspeed" else rng.choice((None, True)),
             train_tokens=rng.choice((None, 10**12)),
+            shard_group=rng.choice((None, None, None, 2, 4, 8)),
             without={"memory"},
         )
     except parsolve.ParsolveError:
@@ -59,6 +62,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     world, model = problem.cluster.num_gpus, problem.model
     alone = framework == "accelerate" or (framework == "deepspeed" and rng.random() < 0.4)
     tp = 1 if alone else rng.choice(divisors(min(world, 8)))
+    alone = alone or (problem.instance(gbs, Splits((), ())).auto_tp and rng.random() < 0.8)
     pp = 1 if alone else rng.choice([d for d in divisors(world // tp) if d <= min(model.num_layers, 16)])
     cp = 1 if alone else rng.choice([1, 1, 1, *(d for d in divisors(world // tp // pp) if d <= 8)])
     dp = world // (tp * pp * cp)
@@ -122,6 +126,8 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
             "env": {name: env[name] for name in made.env},
             "files": made.files,
             "config": config.to_json(),
+            "shard_copies": shard_copies(problem, config),
+            "shard_group": problem.workload.shard_group,
             "params": problem.model.num_params,
             "per_stage": per_stage(problem, config),
         }

@@ -28,6 +28,8 @@ def megatron_lm_gap(model: Model) -> str | None:
             (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
             (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
             (model.embedding_norm, "a norm after the embedding"),
+            (model.embedding_size is not None, "an embedding of another width than its layers"),
+            (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
             (model.gated_mlp and model.activation in ("relu", "relu2"), f"a gated MLP with {model.activation}"),
         ]
     )
@@ -48,6 +50,8 @@ def megatron_deepspeed_gap(problem: Problem) -> str | None:
         (model.norms_per_layer == 1, "parallel attention and MLP blocks (one norm a layer)"),
         (model.norms_per_layer > 2, f"layers of {model.norms_per_layer} norms"),
         (model.embedding_norm, "a norm after the embedding"),
+        (model.embedding_size is not None, "an embedding of another width than its layers"),
+        (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
         (model.gated_mlp and model.activation != "silu", f"a gated MLP with {model.activation}"),
     ]
     if moe:
@@ -60,26 +64,60 @@ def megatron_deepspeed_gap(problem: Problem) -> str | None:
     return first_reason(reasons)
 
 
+def auto_tp_gap(model: Model) -> str | None:
+    """The first feature that keeps DeepSpeed's AutoTP from dividing a Hugging Face model, None when it can.
+
+    AutoTP follows transformers' ``base_model_tp_plan``, which the dense decoders with rotary positions have.
+    Source: DeepSpeed runtime/engine.py, module_inject/tp_plan_converter.py; transformers models/*/configuration_*.py.
+    """
+    return first_reason(
+        [
+            (model.moe is not None, "experts"),
+            (model.mla is not None, "latent attention"),
+            (model.position != "rope", "positions other than rotary ones"),
+            (model.embedding_norm, "a norm after the embedding"),
+        ]
+    )
+
+
+def auto_tp(problem: Problem) -> bool:
+    """DeepSpeed divides the model by AutoTP: Megatron-DeepSpeed cannot build it, and its plan in transformers can."""
+    here = problem.workload.framework == "deepspeed" and megatron_deepspeed_gap(problem) is not None
+    return here and auto_tp_gap(problem.model) is None
+
+
 @rule(
-    "{p.model.name} has layers that Megatron-DeepSpeed cannot build, so DeepSpeed trains it with ZeRO alone: "
-    "tp={tp}, cp={cp}, pp={pp}, ep={ep} must all be 1",
+    "{p.model.name} has layers that Megatron-DeepSpeed cannot build, so DeepSpeed trains it with ZeRO, and AutoTP where"
+    " it can: tp={tp} (AutoTP: {p.auto_tp}), cp={cp}, pp={pp}, ep={ep}; the others must be 1",
     frameworks=("deepspeed",),
     source="Megatron-DeepSpeed, megatron/model; plain DeepSpeed shards any Hugging Face model",
 )
 def zero_alone(p: Instance, *, tp: Any, cp: Any, pp: Any, ep: Any) -> Any:
-    """A model that only plain DeepSpeed can build is trained with ZeRO alone."""
-    alone = (np.asarray(tp) == 1) & (cp == 1) & (pp == 1) & (ep == 1)
+    """A model that only plain DeepSpeed can build is trained with ZeRO, and AutoTP where its plan is known."""
+    alone = (np.asarray(cp) == 1) & (pp == 1) & (ep == 1) & ((np.asarray(tp) == 1) | p.auto_tp)
     return alone | (megatron_deepspeed_gap(p.problem) is None)
 
 
 @rule(
-    "recompute={recompute} (selective) with ZeRO alone (tp={tp}, cp={cp}, pp={pp}, ep={ep}): use none or full",
+    "zero={zero} with AutoTP over tp={tp}: use zero <= 2, and no sequence parallelism",
+    frameworks=("deepspeed",),
+    source="DeepSpeed runtime/tensor_parallel: stages 0 to 2; layers.py all-reduces whole activations",
+)
+def auto_tp_stages(p: Instance, *, tp: Any, zero: Any) -> Any:
+    """AutoTP goes with ZeRO 0 to 2 and keeps activations whole."""
+    fine = (np.asarray(zero) <= 2) & (not p.sequence_parallel)
+    return (np.asarray(tp) == 1) | fine | (not p.auto_tp)
+
+
+@rule(
+    "recompute={recompute} (selective) with a Hugging Face trainer (tp={tp}, cp={cp}, pp={pp}, ep={ep}):"
+    " use none or full",
     frameworks=("deepspeed",),
     source="Hugging Face trainers recompute whole layers or nothing",
 )
 def whole_layers(p: Instance, *, tp: Any, cp: Any, pp: Any, ep: Any, recompute: Any) -> Any:
     """Plain DeepSpeed on a Hugging Face model has no selective recomputation."""
-    alone = (np.asarray(tp) == 1) & (cp == 1) & (pp == 1) & (ep == 1)
+    alone = ((np.asarray(tp) == 1) | p.auto_tp) & (cp == 1) & (pp == 1) & (ep == 1)
     return ~alone | (np.asarray(recompute) != Recompute.SELECTIVE)
 
 
@@ -127,6 +165,7 @@ def sinks_exchange_heads(p: Instance, *, cp: Any, tp: Any) -> Any:
 
 RULES = (
     zero_alone,
+    auto_tp_stages,
     whole_layers,
     deepspeed_precision,
     sharded_optimizer,

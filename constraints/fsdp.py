@@ -27,6 +27,8 @@ def torchtitan_gap(model: Model) -> str | None:
         (model.norm != "rms" or model.norm_bias, "layer norms"),
         (model.norms_per_layer != 2 or not model.final_norm, "layers without exactly two norms"),
         (model.embedding_norm, "a norm after the embedding"),
+        (model.embedding_size is not None, "an embedding of another width than its layers"),
+        (model.extra_layer_params > 0, "further small parameters in its layers (extra_layer_params)"),
         (not model.gated_mlp or model.activation != "silu", "an MLP other than gated SiLU"),
         (model.qkv_bias or model.attention_out_bias or model.mlp_bias or model.head_bias, "linear biases"),
         (model.window is not None, "sliding windows in these families"),
@@ -104,6 +106,18 @@ def borrowed_experts(p: Instance, *, ep: Any, etp: Any, tp: Any) -> Any:
 
 
 @rule(
+    "cp={cp} does not divide the shard group of {p.workload.shard_group}: torchtitan's group is dp_shard * cp",
+    frameworks=("torchtitan",),
+    needs="shard_group",
+    source="torchtitan distributed/parallel_dims.py: fsdp = dp_shard * cp",
+)
+def context_in_shard_group(p: Instance, *, cp: Any, zero: Any, shards: Any) -> Any:
+    """Context-parallel ranks lie in one shard group."""
+    group = p.workload.shard_group
+    return (np.asarray(zero) == 0) | (np.asarray(shards) <= group) | (group % np.asarray(cp) == 0)
+
+
+@rule(
     "zero=0 with ep={ep} over tp={tp}: torchtitan takes expert ranks from sharded ones; shard with zero >= 1",
     frameworks=("torchtitan",),
     source="torchtitan distributed/parallel_dims.py: ep divides dp_shard * cp * tp",
@@ -176,6 +190,7 @@ def data_parallel_alone(p: Instance, *, tp: Any, pp: Any, cp: Any, ep: Any) -> A
 RULES = (
     fsdp_stages,
     context_shards,
+    context_in_shard_group,
     borrowed_experts,
     experts_in_shards,
     tied_pipeline,

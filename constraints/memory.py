@@ -11,6 +11,7 @@ from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
 from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
 from parsolve.objectives.optimizer_step import sharing
+from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
@@ -30,26 +31,34 @@ FP8_WEIGHT_BYTES = 2.0
 """Transformer Engine keeps a cast and a transposed cast of every matrix beside the 16-bit weights; others cast anew."""
 
 
-def _bytes_per_parameter(p: Instance, zero: Any, shards: Any) -> tuple[Any, Any, Any]:
-    """Weights, gradients, optimizer states on one rank, bytes per parameter held.
+def _second_copy_bytes(p: Instance, zero: Any, shards: Any) -> Any:
+    """The share of 16-bit weights that a rank keeps for its group beside its own, bytes per parameter (ZeRO++ hpZ)."""
+    if not second_copy(p):
+        return 0.0
+    held = (zero >= 3) & (np.asarray(shards) > p.workload.shard_group)
+    return np.where(held, WEIGHT_BYTES / float(p.workload.shard_group or 1), 0.0)
 
-    Megatron bf16: 2 + 4 + 12 = 18, with the distributed optimizer 6 + 12/shards; 16-bit gradients: 2 + 2 + 12.
+
+def _bytes_per_parameter(p: Instance, zero: Any, group: Any) -> tuple[Any, Any, Any]:
+    """Weights, gradients, optimizer states on one rank of ``group`` that share them, bytes per parameter held.
+
+    Megatron bf16: 2 + 4 + 12 = 18, with the distributed optimizer 6 + 12/group; 16-bit gradients: 2 + 2 + 12.
     ZeRO-1 shards the optimizer, 2 also gradients, 3 also weights. Source: Rajbhandari et al. 2020.
     """
-    one = np.ones_like(shards, dtype=float)
+    one = np.ones_like(group, dtype=float)
     cached = p.workload.precision == "fp8" and p.framework in MEGATRON_LIKE
     weights = WEIGHT_BYTES + (FP8_WEIGHT_BYTES if cached else 0.0)
     return (
-        weights / np.where(zero >= 3, shards, one),
-        p.gradient_bytes / np.where(zero >= 2, shards, one),
-        p.optimizer_bytes / np.where(zero >= 1, sharing(p, shards, zero), one),
+        weights / np.where(zero >= 3, group, one) + _second_copy_bytes(p, zero, group),
+        p.gradient_bytes / np.where(zero >= 2, group, one),
+        p.optimizer_bytes / np.where(zero >= 1, sharing(p, group, zero), one),
     )
 
 
 def _dense_states(name: str, params: Callable[[Instance, Any], Any], what: str) -> tuple[Term, Term, Term]:
     def make(index: int, label: str) -> Term:
         def states(p: Instance, *, tp: Any, shards: Any, zero: Any) -> Any:
-            return params(p, tp) * _bytes_per_parameter(p, zero, shards)[index]
+            return params(p, tp) * _bytes_per_parameter(p, zero, group_size(p, shards, zero))[index]
 
         states.__doc__ = f"{label.capitalize()} of {what} on one rank, sharded over dp*cp by the ZeRO stage, bytes."
         return term(unit="B", label=label, source="Rajbhandari et al. 2020 (ZeRO)", name=f"{name}_{label}")(states)
@@ -57,12 +66,18 @@ def _dense_states(name: str, params: Callable[[Instance, Any], Any], what: str) 
     return make(0, "parameters"), make(1, "gradients"), make(2, "optimizer")
 
 
-def _expert_states(index: int, label: str) -> Term:
+def _expert_states(index: int, label: str, grouped: bool = False) -> Term:
+    def in_groups(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
+        group = expert_group_size(p, tp, ep, etp, edp, zero)
+        return parameters.expert_layer_params(p, etp, ep) * _bytes_per_parameter(p, zero, group)[index]
+
     def states(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
         return parameters.expert_layer_params(p, etp, ep) * _bytes_per_parameter(p, zero, edp)[index]
 
-    states.__doc__ = f"{label.capitalize()} of one layer's routed experts on one rank, sharded over edp, bytes."
-    return term(unit="B", label=label, source="Rajbhandari et al. 2020 (ZeRO)", name=f"expert_{label}")(states)
+    what = f"{label.capitalize()} of one layer's routed experts on one rank, sharded over"
+    states.__doc__, in_groups.__doc__ = f"{what} edp, bytes.", f"{what} a shard group, bytes."
+    name, function = (f"grouped_expert_{label}", in_groups) if grouped else (f"expert_{label}", states)
+    return term(unit="B", label=label, source="Rajbhandari et al. 2020 (ZeRO)", name=name)(function)
 
 
 DENSE_LAYER_STATES = _dense_states("dense_layer", parameters.dense_layer_params, "one dense layer")
@@ -73,6 +88,11 @@ EXPERT_STATES = (
     _expert_states(0, "parameters"),
     _expert_states(1, "gradients"),
     _expert_states(2, "optimizer"),
+)
+GROUPED_EXPERT_STATES = (
+    _expert_states(0, "parameters", grouped=True),
+    _expert_states(1, "gradients", grouped=True),
+    _expert_states(2, "optimizer", grouped=True),
 )
 EMBEDDING_STATES = _dense_states("embedding", parameters.embedding_params, "the embedding")
 HEAD_STATES = _dense_states("head", parameters.head_params, "the output layer")
@@ -206,7 +226,7 @@ def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 
     All of V, at 16 bytes, where the loss gathers them.
     """
-    held = p.profile.logits_memory if p.workload.parallel_loss else GATHERED_LOGITS_BYTES
+    held = p.profile.logits_memory if p.parallel_loss else GATHERED_LOGITS_BYTES
     return tokens(p, cp, mbs) * parameters.loss_vocab(p, tp) * held
 
 
@@ -250,7 +270,8 @@ def stage_memory(p: Instance) -> StageMax:
         activations.append((dense_working_set, counts.holds_dense))
         gathered.append((gathered_dense_layers, counts.holds_dense))
     if p.model.num_moe_layers:
-        states += [(MOE_LAYER_STATES, counts.moe_layers), (EXPERT_STATES, counts.moe_layers)]
+        experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
+        states += [(MOE_LAYER_STATES, counts.moe_layers), (experts, counts.moe_layers)]
         activations.append((moe_layer_activations, counts.moe_layers_in_flight))
         activations.append((moe_working_set, counts.holds_moe))
         gathered.append((gathered_moe_layers, counts.holds_moe))

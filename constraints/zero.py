@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from parsolve.functions import rule
 from parsolve.problem import Instance
 from parsolve.specs.workload import MEGATRON_LIKE
@@ -62,4 +64,62 @@ def fsdp_since(p: Instance, *, zero: Any) -> Any:
     return (zero <= 1) | (p.megatron_core >= (0, 14))
 
 
-RULES = (zero_stage, zero_needs_shards, zero_with_pipeline, zero_with_experts, fsdp_with_pipeline, fsdp_since)
+@rule(
+    "shard groups of {p.workload.shard_group} ranks do not divide the dp*cp = {shards} that hold the same weights",
+    needs="shard_group",
+    source="Megatron-LM parallel_state.py; torchtitan parallel_dims.py: dp_replicate * dp_shard",
+)
+def shard_group_divides(p: Instance, *, zero: Any, shards: Any) -> Any:
+    """Shard groups are equal; ranks that are fewer than a group are one."""
+    group = p.workload.shard_group
+    return (np.asarray(zero) == 0) | (np.asarray(shards) <= group) | (shards % group == 0)
+
+
+@rule(
+    "ep*etp = {ep}*{etp} does not divide tp times the shard group of {p.workload.shard_group} = {tp}*"
+    "{p.workload.shard_group}: a group would hold a part of the experts",
+    needs="shard_group",
+    source="Megatron-LM parallel_state.py: expert data parallel % instances; torchtitan parallel_dims.py: efsdp",
+)
+def shard_group_holds_experts(p: Instance, *, tp: Any, ep: Any, etp: Any, zero: Any, shards: Any) -> Any:
+    """Every shard group holds all experts."""
+    group = p.workload.shard_group
+    idle = (np.asarray(zero) == 0) | (np.asarray(shards) <= group) | (p.model.moe is None)
+    return idle | (group * tp % (np.asarray(ep) * etp) == 0)
+
+
+@rule(
+    "zero={zero} over shard groups: Megatron-LM repeats the distributed optimizer, which is zero=1",
+    frameworks=MEGATRON_LIKE,
+    needs="shard_group",
+    source="Megatron-LM arguments.py: --num-distributed-optimizer-instances",
+)
+def optimizer_instances(p: Instance, *, zero: Any) -> Any:
+    """Shard groups in Megatron-LM are instances of the distributed optimizer."""
+    return np.asarray(zero) <= 1
+
+
+@rule(
+    "zero={zero}, tp={tp}, cp={cp} with groups of {p.workload.shard_group}: DeepSpeed's (ZeRO++ hpZ) hold a second copy"
+    " of ZeRO-3 weights, with tp=cp=1",
+    frameworks=("deepspeed",),
+    needs="shard_group",
+    source="DeepSpeed runtime/zero/config.py: zero_hpz_partition_size; utils/groups.py: groups of neighbouring ranks",
+)
+def secondary_partition(p: Instance, *, tp: Any, cp: Any, zero: Any) -> Any:
+    """hpZ is a part of ZeRO-3 data parallelism."""
+    return (np.asarray(zero) == 3) & (tp == 1) & (cp == 1)
+
+
+RULES = (
+    zero_stage,
+    zero_needs_shards,
+    zero_with_pipeline,
+    zero_with_experts,
+    fsdp_with_pipeline,
+    fsdp_since,
+    shard_group_divides,
+    shard_group_holds_experts,
+    optimizer_instances,
+    secondary_partition,
+)

@@ -187,7 +187,7 @@ def output_layer(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     16 bits whatever the layers use.
     """
     rows, width = tokens(p, cp, mbs), padded_vocab(p, tp) / tp
-    product = matmul_time(p, rows, width, p.model.hidden_size, half=True)
+    product = matmul_time(p, rows, width, p.model.embedding_width, half=True)
     return 3.0 * product + streaming_time(p, p.profile.loss_traffic * rows * loss_vocab(p, tp), 6)
 
 

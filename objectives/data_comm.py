@@ -1,4 +1,9 @@
-"""Data-parallel communication: gradients reduced once per step (ZeRO 0, 1), or per microbatch (ZeRO 2, 3)."""
+"""Data-parallel communication: gradients reduced once per step (ZeRO 0, 1), or per microbatch (ZeRO 2, 3).
+
+Under shard groups the same bytes pass inside a group, and what each rank keeps of the gradients is reduced over the
+groups as often: an all-reduce of a 1/N share. DeepSpeed gathers over all ranks in the forward pass and inside a group
+in the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import numpy as np
 from parsolve.functions import Term, term
 from parsolve.objectives import parameters
 from parsolve.objectives.network import pass_time
+from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
 
 WEIGHT_BYTES = 2.0
@@ -34,14 +40,40 @@ def _microbatch_bytes(p: Instance, zero: Any) -> Any:
     return np.select([zero == 2, zero == 3], [gradients, gradients + 2 * WEIGHT_BYTES], 0.0)
 
 
+def _across_bytes(p: Instance, zero: Any, per_microbatch: bool) -> Any:
+    """Bytes per parameter of a rank's share through one ring pass over the groups: an all-reduce of gradients.
+
+    Once per step under ZeRO-1, every microbatch under 2 and 3. Source: PyTorch fully_shard, hybrid sharding.
+    """
+    here = (zero >= 2) if per_microbatch else (zero == 1)
+    return np.where(here, 2.0 * p.reduction_bytes, 0.0)
+
+
+def _sharded_time(
+    p: Instance, ranks: Any, group: Any, stride: Any, params: Any, zero: Any, per_microbatch: bool = False
+) -> Any:
+    """One reduction of a block held by ``ranks`` ranks in groups of ``group`` neighbours ``stride`` apart, s."""
+    inside = _microbatch_bytes(p, zero) if per_microbatch else _step_bytes(p, zero)
+    if p.workload.shard_group is None:
+        return pass_time(p, group, stride, params * inside)
+    if second_copy(p):
+        held = (zero == 3) & (np.asarray(ranks) > p.workload.shard_group)
+        near = np.where(held & per_microbatch, WEIGHT_BYTES, 0.0)  # gathered again from the copy in the group
+        copy = pass_time(p, np.minimum(ranks, p.workload.shard_group), stride, params * near)
+        return pass_time(p, ranks, stride, params * (inside - near)) + np.where(near > 0, copy, 0.0)
+    across = _across_bytes(p, zero, per_microbatch)
+    copies = pass_time(p, ranks / group, stride * group, params / group * across)
+    return pass_time(p, group, stride, params * inside) + np.where(across > 0, copies, 0.0)
+
+
 def _dense(name: str, params: Callable[[Instance, Any], Any], what: str) -> tuple[Term, Term]:
     """Once-per-step and per-microbatch reduction of a block that is sharded over dp*cp."""
 
     def per_step(p: Instance, *, tp: Any, shards: Any, zero: Any) -> Any:
-        return pass_time(p, shards, tp, params(p, tp) * _step_bytes(p, zero))
+        return _sharded_time(p, shards, group_size(p, shards, zero), tp, params(p, tp), zero)
 
     def per_microbatch(p: Instance, *, tp: Any, shards: Any, zero: Any, grad_acc: Any) -> Any:
-        return grad_acc * pass_time(p, shards, tp, params(p, tp) * _microbatch_bytes(p, zero))
+        return grad_acc * _sharded_time(p, shards, group_size(p, shards, zero), tp, params(p, tp), zero, True)
 
     per_step.__doc__ = f"Data-parallel traffic of {what} once per step over dp*cp ranks, s."
     per_microbatch.__doc__ = f"Data-parallel traffic of {what} of all microbatches (ZeRO-2 and 3), s."
@@ -63,20 +95,33 @@ head_reduction, head_gather = _dense("head", parameters.head_params, "the output
 @term(label="dp_comm", source="Rajbhandari et al. 2020 (ZeRO), section 7")
 def expert_reduction(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
     """Data-parallel traffic of one layer's routed experts once per step over their edp ranks, s."""
-    return pass_time(p, edp, etp * ep, parameters.expert_layer_params(p, etp, ep) * _step_bytes(p, zero))
+    return _sharded_time(p, edp, edp, etp * ep, parameters.expert_layer_params(p, etp, ep), zero)
 
 
 @term(label="gather_comm", source="Rajbhandari et al. 2020 (ZeRO), section 7")
 def expert_gather(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any, grad_acc: Any) -> Any:
     """Data-parallel traffic of one layer's routed experts of all microbatches (ZeRO-2 and 3), s."""
-    payload = parameters.expert_layer_params(p, etp, ep) * _microbatch_bytes(p, zero)
-    return grad_acc * pass_time(p, edp, etp * ep, payload)
+    return grad_acc * _sharded_time(p, edp, edp, etp * ep, parameters.expert_layer_params(p, etp, ep), zero, True)
+
+
+@term(label="dp_comm", source="Rajbhandari et al. 2020 (ZeRO), section 7")
+def grouped_expert_reduction(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
+    """Data-parallel traffic of one layer's routed experts once per step under shard groups, s."""
+    group = expert_group_size(p, tp, ep, etp, edp, zero)
+    return _sharded_time(p, edp, group, etp * ep, parameters.expert_layer_params(p, etp, ep), zero)
+
+
+@term(label="gather_comm", source="Rajbhandari et al. 2020 (ZeRO), section 7")
+def grouped_expert_gather(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, zero: Any, grad_acc: Any) -> Any:
+    """Data-parallel traffic of one layer's routed experts of all microbatches under shard groups, s."""
+    group = expert_group_size(p, tp, ep, etp, edp, zero)
+    return grad_acc * _sharded_time(p, edp, group, etp * ep, parameters.expert_layer_params(p, etp, ep), zero, True)
 
 
 @term(label="dp_comm", source="tied embeddings, Narayanan et al. 2021")
 def tied_embedding_reduction(p: Instance, *, tp: Any) -> Any:
     """All-reduce of a tied embedding's gradient between the first and the last stage, once per step, s."""
-    payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.hidden_size / tp
+    payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.embedding_width / tp
     rate = p.cluster.nic_bandwidth_per_gpu * p.profile.nic_efficiency
     if p.world <= p.domain:
         rate = p.cluster.fast_link.bandwidth * p.profile.fast_link_efficiency

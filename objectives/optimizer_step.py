@@ -9,6 +9,7 @@ import numpy as np
 
 from parsolve.functions import Term, term
 from parsolve.objectives import parameters
+from parsolve.objectives.shard_groups import expert_group_size, group_size
 from parsolve.problem import Instance
 
 
@@ -21,14 +22,14 @@ def _update_time(p: Instance, owned: Any) -> Any:
     return traffic / (p.cluster.gpu.memory_bandwidth * p.profile.memory_efficiency)
 
 
-def sharing(p: Instance, shards: Any, zero: Any) -> Any:
-    """Ranks that share optimizer states: all data-parallel ones, or a stated group under ZeRO-1."""
-    group = p.workload.optimizer_shards
-    return shards if group is None else np.where(zero == 1, np.minimum(shards, group), shards)
+def sharing(p: Instance, group: Any, zero: Any) -> Any:
+    """Ranks that share optimizer states: those that share the weights' states, or fewer where ZeRO-1 is told so."""
+    fewer = p.workload.optimizer_shards
+    return group if fewer is None else np.where(zero == 1, np.minimum(group, fewer), group)
 
 
-def _owned(p: Instance, params: Any, shards: Any, zero: Any) -> Any:
-    return params / np.where(zero >= 1, sharing(p, shards, zero), 1)
+def _owned(p: Instance, params: Any, group: Any, zero: Any) -> Any:
+    return params / np.where(zero >= 1, sharing(p, group, zero), 1)
 
 
 @term(label="dp_comm", source="profile: shard_member_time")
@@ -39,7 +40,7 @@ def shard_broadcast(p: Instance, *, shards: Any, zero: Any) -> Any:
 
 def _dense(name: str, params: Callable[[Instance, Any], Any], what: str) -> Term:
     def update(p: Instance, *, tp: Any, shards: Any, zero: Any) -> Any:
-        return _update_time(p, _owned(p, params(p, tp), shards, zero))
+        return _update_time(p, _owned(p, params(p, tp), group_size(p, shards, zero), zero))
 
     update.__doc__ = f"Optimizer pass over {what} of one rank, s."
     return term(label="optimizer", source="bytes per parameter of the optimizer", name=f"{name}_update")(update)
@@ -55,6 +56,13 @@ head_update = _dense("head", parameters.head_params, "the output layer")
 def expert_update(p: Instance, *, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
     """Optimizer pass over one layer's routed experts of one rank, s."""
     return _update_time(p, _owned(p, parameters.expert_layer_params(p, etp, ep), edp, zero))
+
+
+@term(label="optimizer", source="bytes per parameter of the optimizer")
+def grouped_expert_update(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, zero: Any) -> Any:
+    """Optimizer pass over one layer's routed experts of one rank under shard groups, s."""
+    group = expert_group_size(p, tp, ep, etp, edp, zero)
+    return _update_time(p, _owned(p, parameters.expert_layer_params(p, etp, ep), group, zero))
 
 
 @term(label="fixed", source="profile: step_overhead")

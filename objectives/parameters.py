@@ -23,7 +23,7 @@ def padded_vocab(p: Instance, tp: Any) -> Any:
 def loss_vocab(p: Instance, tp: Any) -> Any:
     """Vocabulary entries whose logits one rank holds in the loss: its share, or all when they are gathered."""
     vocab = padded_vocab(p, tp)
-    return vocab / tp if p.workload.parallel_loss else vocab
+    return vocab / tp if p.parallel_loss else vocab
 
 
 def kv_heads_per_rank(p: Instance, tp: Any) -> Any:
@@ -36,6 +36,7 @@ def attention_params(p: Instance, tp: Any) -> Any:
     model = p.model
     h, a = model.hidden_size, model.num_heads
     replicated: Any = model.norms_per_layer * model.norm_params + (h if model.attention_out_bias else 0)
+    replicated += model.extra_layer_params
     if model.mla is None:
         k = model.head_dim
         kv = model.num_kv_heads / tp
@@ -70,21 +71,24 @@ def expert_layer_params(p: Instance, etp: Any, ep: Any) -> Any:
 
 
 def embedding_params(p: Instance, tp: Any) -> Any:
-    """The embedding on a first-stage rank."""
+    """The embedding on a first-stage rank; AutoTP keeps an untied one whole."""
     model = p.model
-    rest = model.embedding_params - model.vocab_size * model.hidden_size
-    return padded_vocab(p, tp) * model.hidden_size / tp + rest
+    rest = model.embedding_params - model.vocab_size * model.embedding_width
+    if p.auto_tp and not model.tied_embeddings:
+        return model.embedding_params + 0.0 * tp
+    return padded_vocab(p, tp) * model.embedding_width / tp + rest
 
 
 def head_params(p: Instance, tp: Any) -> Any:
     """The output matrix and final norm on a last-stage rank."""
     model = p.model
     norm = model.norm_params if model.final_norm else 0
-    return padded_vocab(p, tp) * (model.hidden_size + int(model.head_bias)) / tp + norm
+    rest = norm + model.projection_params
+    return padded_vocab(p, tp) * (model.embedding_width + int(model.head_bias)) / tp + rest
 
 
 def tied_head_params(p: Instance, tp: Any) -> Any:
-    """What the last stage holds when it is also the first and the weights are tied: norm and bias only."""
+    """What the last stage holds when it is also the first and the weights are tied: norm, bias and projection."""
     model = p.model
     norm = model.norm_params if model.final_norm else 0
-    return padded_vocab(p, tp) * int(model.head_bias) / tp + norm
+    return padded_vocab(p, tp) * int(model.head_bias) / tp + norm + model.projection_params

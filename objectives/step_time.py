@@ -227,7 +227,7 @@ def data_time(p: Instance) -> StageMax:
         p,
         data_comm.dense_layer_reduction,
         data_comm.moe_layer_reduction,
-        data_comm.expert_reduction,
+        data_comm.expert_reduction if p.workload.shard_group is None else data_comm.grouped_expert_reduction,
         data_comm.embedding_reduction,
         data_comm.head_reduction,
     )
@@ -240,7 +240,7 @@ def gather_time(p: Instance) -> StageMax:
         p,
         data_comm.dense_layer_gather,
         data_comm.moe_layer_gather,
-        data_comm.expert_gather,
+        data_comm.expert_gather if p.workload.shard_group is None else data_comm.grouped_expert_gather,
         data_comm.embedding_gather,
         data_comm.head_gather,
     )
@@ -256,7 +256,9 @@ def optimizer_time(p: Instance) -> StageMax:
                 p,
                 optimizer_step.dense_layer_update,
                 optimizer_step.moe_layer_update,
-                optimizer_step.expert_update,
+                optimizer_step.expert_update
+                if p.workload.shard_group is None
+                else optimizer_step.grouped_expert_update,
                 optimizer_step.embedding_update,
                 optimizer_step.head_update,
             )

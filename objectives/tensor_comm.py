@@ -47,6 +47,6 @@ def head_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     Where the loss is not parallel the logits of the whole vocabulary are gathered as well.
     """
     ends = 2.0 * _activation_pass(p, tp, cp, mbs)
-    if p.workload.parallel_loss:
+    if p.parallel_loss:
         return ends
     return ends + pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * padded_vocab(p, tp))

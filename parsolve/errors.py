@@ -27,13 +27,13 @@ class SpecError(ParsolveError):
 
 
 class UnknownNameError(SpecError):
-    """A name that is not in a closed list; suggests near misses."""
+    """A name that is not in a closed list; suggests near misses, and ``mend`` as another way out."""
 
-    def __init__(self, kind: str, name: object, known: Iterable[str], where: str | None = None) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str], where: str | None = None, mend: str = "") -> None:
         known = sorted(known)
         near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-        super().__init__(f"unknown {kind} {str(name)!r}; {hint}", where)
+        super().__init__(f"unknown {kind} {str(name)!r}; {hint}{'; ' if mend else ''}{mend}", where)
 
 
 class NotExpressibleError(ParsolveError):

@@ -77,12 +77,9 @@ class Estimate:
 
 
 def active_rules(problem: Problem) -> tuple[Rule, ...]:
-    """Built-in rules of the framework that are not left out, then the user's own."""
-    framework = problem.workload.framework
+    """Built-in rules that apply to the workload and are not left out, then the user's own."""
     built_in = tuple(
-        r
-        for r in RULES
-        if (r.frameworks is None or framework in r.frameworks) and (r.role == "grid" or r.name not in problem.without)
+        r for r in RULES if r.applies(problem.workload) and (r.role == "grid" or r.name not in problem.without)
     )
     return (*built_in, *problem.rules)
 
@@ -141,7 +138,7 @@ def model_flops_per_token(p: Instance) -> tuple[float, float]:
     Source: Chowdhery et al. 2022, appendix B.
     """
     model = p.model
-    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.hidden_size
+    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.embedding_width
     matrices += model.num_dense_layers * model.mlp_matrix_params(model.ffn_size)
     if model.moe:
         active = model.moe.top_k * model.mlp_matrix_params(model.moe.ffn_size)

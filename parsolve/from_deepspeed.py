@@ -5,6 +5,7 @@ Source: deepspeed 0.19, runtime/config.py, runtime/zero/config.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,29 @@ WITHOUT_EFFECT = frozenset(
         *("gradient_predivide_factor", "dataloader_drop_last", "load_universal_checkpoint", "compile"),
     }
 )
+AUTO = "auto"
+"""What transformers' Trainer fills in from its own arguments before DeepSpeed reads the file."""
+REMOVED_ZERO = frozenset({"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"})
 REMOVED = frozenset({"elasticity", "amp", "nebula", "compression_training", "curriculum_learning", "sparse_attention"})
 OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "deepspeedcpuadam": "adam", "sgd": "sgd"}
 OFFLOADS = ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_params")
 
 
-def read_deepspeed(source: str, cluster: Cluster, axes: dict[str, int]) -> Today:
+def read_deepspeed(
+    source: str, cluster: Cluster, axes: dict[str, int], given: Mapping[str, Any] | None = None
+) -> Today:
     """Read a DeepSpeed JSON file.
 
     Parameters
     ----------
-    axes: what ``--config`` says of tp, pp, cp, which are not in the file.
+    axes: what ``--config`` says: tp, pp, cp, which are not in the file; mbs and grad_acc where the file has ``auto``.
+    given: gbs, precision and optimizer of the command line, which fill in what is ``auto`` in the file.
 
     Raises
     ------
     SpecError: no such file, or a batch that cannot be worked out.
     """
+    given = given or {}
     data = read_file(Path(source))
     zero = data.get("zero_optimization", {})
     if not isinstance(zero, dict):
@@ -66,7 +74,7 @@ def read_deepspeed(source: str, cluster: Cluster, axes: dict[str, int]) -> Today
     for axis in ("tp", "pp", "cp"):
         size *= config.get(axis, 1)
     dp = max(1, cluster.num_gpus // size)
-    gbs, mbs, steps, faults = _batch(data, dp, source)
+    gbs, mbs, steps, faults = _batch(data, dp, source, {**given, **axes})
     config |= {
         "mbs": mbs,
         "grad_acc": steps,
@@ -75,18 +83,20 @@ def read_deepspeed(source: str, cluster: Cluster, axes: dict[str, int]) -> Today
     fields = {
         "gbs": gbs,
         "framework": "deepspeed",
-        "precision": _precision(data),
+        "precision": _precision(data, given),
         "optimizer": _optimizer(data, source),
+        "shard_group": _second_copy(zero, config["zero"], dp, source),
     }
-    return Today(None, fields, config, _notes(data, zero), _slow(zero, dp), [*faults, *_removed(data)])
+    notes = _notes(data, zero)
+    if AUTO in (data.get(BATCH), data.get(MICRO), data.get(STEPS)):
+        notes.append(f"auto is taken as transformers would fill it in: batch {gbs} = mbs {mbs} * {steps} * dp {dp}")
+    return Today(None, fields, config, notes, _slow(zero, dp), [*faults, *_removed(data)])
 
 
 def _whole(data: dict[str, Any], key: str, source: str, default: int | None = None) -> int | None:
     value = data.get(key, default)
-    if value == "auto":
-        raise SpecError(
-            "is 'auto', which only the Hugging Face integration fills in: write the number", f"{source}: {key}"
-        )
+    if value == AUTO:
+        raise SpecError("is 'auto', which only transformers fills in: write the number", f"{source}: {key}")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise SpecError(f"{value!r} is not a whole number", f"{source}: {key}")
     return value
@@ -103,9 +113,23 @@ def _axes(data: dict[str, Any], axes: dict[str, int], source: str) -> dict[str, 
     return config
 
 
-def _batch(data: dict[str, Any], dp: int, source: str) -> tuple[int, int, int, list[Violation]]:
-    """The batch triple, worked out as DeepSpeed does; a product that is not the batch is a violation."""
-    gbs, mbs, steps = (_whole(data, key, source) for key in (BATCH, MICRO, STEPS))
+def _batch(
+    data: dict[str, Any], dp: int, source: str, given: Mapping[str, Any]
+) -> tuple[int, int, int, list[Violation]]:
+    """The batch triple, worked out as DeepSpeed does; a product that is not the batch is a violation.
+
+    ``auto`` comes from the command line, as transformers takes it from its own.
+    """
+    names = {BATCH: "gbs", MICRO: "mbs", STEPS: "grad_acc"}
+    gbs, mbs, steps = (
+        given.get(name) if data.get(key) == AUTO else _whole(data, key, source) for key, name in names.items()
+    )
+    if gbs is None and mbs is None and AUTO in (data.get(BATCH), data.get(MICRO)):
+        raise SpecError(
+            "is 'auto', which transformers fills in from its arguments: give them here as --gbs 256, or "
+            "--config mbs=1,grad_acc=8",
+            f"{source}: {BATCH if data.get(BATCH) == AUTO else MICRO}",
+        )
     if gbs is None and mbs is None:
         raise SpecError(f"needs {BATCH} or {MICRO}", source)
     if mbs is None:
@@ -126,8 +150,24 @@ def _on(data: dict[str, Any], *keys: str) -> bool:
     return any(isinstance(data.get(key), dict) and data[key].get("enabled") in (True, "auto") for key in keys)
 
 
-def _precision(data: dict[str, Any]) -> str:
+def _is_auto(data: dict[str, Any], key: str) -> bool:
+    return isinstance(data.get(key), dict) and data[key].get("enabled") == AUTO
+
+
+def _precision(data: dict[str, Any], given: Mapping[str, Any]) -> str:
+    """What is enabled; of two that are ``auto`` the one that the command line names."""
+    both = _on(data, "fp16") and _on(data, "bf16", "bfloat16")
+    if both and (_is_auto(data, "fp16") or _is_auto(data, "bf16") or _is_auto(data, "bfloat16")):
+        certain = [key for key in ("fp16", "bf16") if not _is_auto(data, key)]
+        wanted = given.get("precision")
+        return certain[0] if len(certain) == 1 else "fp16" if wanted == "fp16" else "bf16"
     return "fp16" if _on(data, "fp16") and not _on(data, "bf16", "bfloat16") else "bf16"
+
+
+def _second_copy(zero: dict[str, Any], stage: int | None, dp: int, source: str) -> int | None:
+    """Ranks that share ZeRO++'s second copy of the weights."""
+    size = _whole(zero, "zero_hpz_partition_size", source, 1) or 1
+    return size if stage == 3 and 1 < size < dp else None
 
 
 def _optimizer(data: dict[str, Any], source: str) -> str:
@@ -158,7 +198,13 @@ def _removed(data: dict[str, Any]) -> list[Violation]:
     faults = [
         Violation("removed_key", f"DeepSpeed 0.19 refuses the key {key}", {}) for key in sorted(REMOVED & set(data))
     ]
-    if _on(data, "fp16") and _on(data, "bf16", "bfloat16"):
+    zero = data.get("zero_optimization")
+    faults += [
+        Violation("removed_key", f"DeepSpeed 0.19 refuses the key zero_optimization.{key}", {})
+        for key in sorted(REMOVED_ZERO & set(zero if isinstance(zero, dict) else ()))
+    ]
+    certain = [any(_on(data, k) and not _is_auto(data, k) for k in keys) for keys in (("fp16",), ("bf16", "bfloat16"))]
+    if all(certain):
         faults.append(Violation("one_precision", "fp16 and bf16 exclude each other", {}))
     return faults
 

@@ -7,7 +7,9 @@ Source: megatron/training/arguments.py of 0.12 to 0.20.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +33,7 @@ PLAN_OPTIONS = frozenset(
         *("--use-custom-fsdp", "--data-parallel-sharding-strategy", "--recompute-granularity"),
         *("--recompute-activations", "--recompute-method", "--recompute-num-layers", "--recompute-modules"),
         *("--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm", "--moe-token-dispatcher-type"),
+        "--num-distributed-optimizer-instances",
         *("--train-iters", "--cp-comm-type", "--use-flash-attn", "--fp8-recipe", "--init-model-with-meta-device"),
     }
 )
@@ -42,6 +45,17 @@ WITHOUT_EFFECT = re.compile(
     r"|end-weight|no-gradient-accumulation|no-check|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty)"
 )
 """Options about data, learning rate, logging, checkpoints and numerics: they do not change the plan."""
+
+
+OTHER_PROGRAMS = re.compile(r"(pre)?train_(bert|t5|ict|retro|vision|vlm|mamba|hybrid|mimo|biencoder)\w*\.py")
+OTHER_LAYERS = re.compile(
+    r"--(hybrid-(override|layer)-pattern|is-hybrid-model|mamba-|heterogeneous-layers-config|encoder-num-layers"
+    r"|decoder-num-layers|experimental-attention-variant|linear-attention-freq|vision-pretraining)"
+)
+"""State-space, per-layer, encoder and linear-attention models: a count by their --num-layers would be wrong."""
+OPTIMIZERS = ("adam", "sgd")
+CLOSE = 0.9
+"""Likeness (difflib's ratio) from which an unknown option is taken for a slip of a known one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,9 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     SpecError: an option that is needed is missing, or cannot be read.
     """
     command = parse_command(source)
-    notes = [*command.loose, *_unknown(command)]
+    _check_program(command)
+    slips = _slips(command)
+    notes = [*command.loose, *_unknown(command, slips)]
     _check_world(command, cluster)
     shape = model or read_model(command, version, notes)
     tp, pp = command.number("--tensor-model-parallel-size", 1), command.number("--pipeline-model-parallel-size", 1)
@@ -99,25 +115,79 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         "gbs": gbs,
         "framework": "megatron",
         "precision": _precision(command, notes),
-        "optimizer": command.text("--optimizer", "adam"),
+        "optimizer": _optimizer(command),
+        "shard_group": _shard_group(command, dp * cp),
         "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
     }
-    faults = _environment_faults(command, cluster, config)
+    faults = [*_slip_faults(slips), *_environment_faults(command, cluster, config)]
     return Today(None if model else shape, fields, config, notes, _slow(command, config, dp, shape), faults)
 
 
-def _unknown(command: Command) -> list[str]:
+def _check_program(command: Command) -> None:
+    """Refuse what trains another kind of model."""
+    if OTHER_PROGRAMS.fullmatch(command.script):
+        raise SpecError(
+            f"{command.script} trains no decoder of plain layers; pretrain_gpt.py's lines are read", "--from-megatron"
+        )
+    for name in command.options:
+        if OTHER_LAYERS.match(name):
+            raise SpecError("makes layers that are not modelled: only plain transformer decoders are read", name)
+    if command.has("--yaml-cfg"):
+        raise SpecError("the arguments are in that file: give it to --from-megatron itself", "--yaml-cfg")
+
+
+def slip_of(name: str) -> str | None:
+    """The option of Megatron-LM that was meant by one that it does not have: underscores, abbreviations, typing errors.
+
+    Megatron-LM allows no abbreviations (allow_abbrev is off).
+    """
+    known = PLAN_OPTIONS | MODEL_OPTIONS
+    if name in known:
+        return None
+    dashed = name.replace("_", "-")
+    if dashed in known:
+        return dashed
+    longer = [option for option in sorted(known) if option.startswith(dashed)]
+    if len(longer) == 1 and len(dashed) >= 8:
+        return longer[0]
+    near = [option for option in sorted(known) if re.sub(r"\d", "", option) != re.sub(r"\d", "", dashed)]
+    return next(iter(difflib.get_close_matches(dashed, near, 1, CLOSE)), None)
+
+
+def _slips(command: Command) -> dict[str, str]:
+    found = {name: slip_of(name) for name in command.options if not WITHOUT_EFFECT.match(name)}
+    return {name: option for name, option in found.items() if option is not None}
+
+
+def _slip_faults(slips: dict[str, str]) -> list[Violation]:
+    return [
+        Violation("unknown_option", f"{name} is no option of Megatron-LM, which would not start: is it {option}?", {})
+        for name, option in slips.items()
+    ]
+
+
+def _optimizer(command: Command) -> str:
+    name = command.text("--optimizer", "adam") or ""
+    if name not in OPTIMIZERS:
+        raise SpecError(f"{name!r} is not known to parsolve ({', '.join(OPTIMIZERS)})", "--optimizer")
+    return name
+
+
+def _unknown(command: Command, slips: Collection[str]) -> list[str]:
+    known = (*PLAN_OPTIONS, *MODEL_OPTIONS, *slips)
     odd = [
         " ".join([name, *values])
         for name, values in command.options.items()
-        if name not in PLAN_OPTIONS and name not in MODEL_OPTIONS and not WITHOUT_EFFECT.match(name)
+        if name not in known and not WITHOUT_EFFECT.match(name)
     ]
     return [f"not understood, so not part of the estimate: {', '.join(odd)}"] if odd else []
 
 
 def _check_world(command: Command, cluster: Cluster) -> None:
-    counts = [command.launcher.get(name, [""])[:1] for name in ("--nnodes", "--nproc-per-node")]
-    texts = [values[0] if values else "" for values in counts]
+    texts = ["", ""]
+    for names in (("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus")):
+        counts = [command.launcher.get(name, [""])[:1] for name in names]
+        texts = [before or (values[0] if values else "") for before, values in zip(texts, counts, strict=True)]
     if all(text.isdecimal() for text in texts):
         processes = int(texts[0]) * int(texts[1])
         if processes != cluster.num_gpus:
@@ -146,6 +216,17 @@ def _zero(command: Command, version: tuple[int, ...]) -> int:
             raise SpecError(f"{strategy!r} is none of {', '.join(STRATEGIES)}", "--data-parallel-sharding-strategy")
         return STRATEGIES[strategy]
     return int(command.has("--use-distributed-optimizer"))
+
+
+def _shard_group(command: Command, ranks: int) -> int | None:
+    """Ranks of one instance of the distributed optimizer; None where there is one."""
+    option = "--num-distributed-optimizer-instances"
+    copies = command.number(option, 1)
+    if copies <= 1 or not command.has("--use-distributed-optimizer"):
+        return None
+    if ranks % copies or ranks == copies:
+        raise SpecError(f"{copies} instances do not divide the dp*cp = {ranks} ranks into groups", option)
+    return ranks // copies
 
 
 def _recompute(command: Command) -> str:

@@ -18,6 +18,7 @@ from parsolve.errors import SpecError
 
 if TYPE_CHECKING:
     from parsolve.problem import Instance
+    from parsolve.specs import Workload
 
 Array = NDArray[Any]
 
@@ -70,12 +71,19 @@ class Rule(Function):
     """A yes/no over few axes. ``message`` is formatted with ``p`` and the axes when the rule is broken.
 
     ``role``: ``grid`` rules are identities that are always kept, ``canonical`` rules give each plan one spelling,
-    ``legal`` rules can be named in a conflict.
+    ``legal`` rules can be named in a conflict. It applies to some frameworks, and ``needs`` names a workload field
+    without which it says nothing.
     """
 
     message: str = ""
     role: Literal["grid", "canonical", "legal"] = "legal"
     frameworks: frozenset[str] | None = None
+    needs: str = ""
+
+    def applies(self, workload: Workload) -> bool:
+        """The rule has something to say about such a workload."""
+        here = self.frameworks is None or workload.framework in self.frameworks
+        return here and (not self.needs or getattr(workload, self.needs) is not None)
 
     def explain(self, p: Instance, values: Mapping[str, Any]) -> str:
         """The message with the values that break the rule."""
@@ -230,6 +238,7 @@ def rule(
     name: str | None = None,
     role: Literal["grid", "canonical", "legal"] = "legal",
     frameworks: Iterable[str] | None = None,
+    needs: str = "",
     source: str = "",
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Make a rule of a function ``f(p, *, axis, …) -> bool``; ``message`` may use ``{p…}`` and ``{axis}``."""
@@ -237,7 +246,7 @@ def rule(
     def make(function: Callable[..., Any]) -> Rule:
         only = frozenset(frameworks) if frameworks is not None else None
         axes = _read_axes(function, AXES)
-        return Rule(name or function.__name__, axes, function, _doc(function), source, message, role, only)
+        return Rule(name or function.__name__, axes, function, _doc(function), source, message, role, only, needs)
 
     return make
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from parsolve.errors import SpecError
+from parsolve.shell_words import shell_words
 
 MAX_CHARACTERS = 2**20
 
 
 @dataclass
 class Command:
-    """Environment, torchrun's options and the program's options, each with its values as written."""
+    """Environment, the launcher's options, the program and its options, each with its values as written."""
 
     env: dict[str, str] = field(default_factory=dict)
     launcher: dict[str, list[str]] = field(default_factory=dict)
     options: dict[str, list[str]] = field(default_factory=dict)
     loose: list[str] = field(default_factory=list)
+    script: str = ""
 
     def has(self, option: str) -> bool:
         """The option is on the line."""
@@ -76,47 +76,91 @@ def parse_command(source: str) -> Command:
     text, where = read_source(source)
     if len(text) > MAX_CHARACTERS:
         raise SpecError("is too long for a command", where)
+    if source_is_table(text, where):
+        return _from_table(text, where)
     try:
-        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
+        words, notes = shell_words(text)
     except ValueError as error:
         raise SpecError(f"cannot be split into words: {error}", where) from None
-    variables = {name: value for name, value in _assignments(words) if "$" not in value}
-    return _sorted(words, variables, where)
+    command = _sorted(words, where)
+    command.loose[:0] = notes
+    return command
 
 
-def _assignments(words: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for word in words:
-        found = re.fullmatch(r"([A-Za-z_]\w*)=([^(].*|)", word, re.DOTALL)
-        if found:
-            yield found[1], found[2]
+def source_is_table(text: str, where: str) -> bool:
+    """The file is YAML: options as keys, as in Megatron-LM's own test recipes and ``--yaml-cfg``."""
+    return Path(where).suffix.lower() in (".yaml", ".yml")
 
 
-def _sorted(words: list[str], variables: dict[str, str], where: str) -> Command:
+def _from_table(text: str, where: str) -> Command:
+    """Options from a table of keys, nested or not: ``--num-layers: 32``, ``num_layers: 32``, true for a switch."""
+    from parsolve.files import read_file
+
     command = Command()
+
+    def add(table: dict[str, object]) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                if key == "ENV_VARS":
+                    command.env.update({str(name): str(content) for name, content in value.items()})
+                else:
+                    add(value)
+            elif value is not None and value is not False:
+                name = "--" + str(key).lstrip("-").replace("_", "-")
+                values = value if isinstance(value, list) else [] if value is True else [value]
+                command.options[name] = [word for item in values for word in str(item).split()]
+
+    add(read_file(where))
+    if not command.options:
+        raise SpecError("has no options such as --num-layers", where)
+    return command
+
+
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate", "ray"),
+        *("srun", "sbatch", "mpirun", "mpiexec", "docker", "singularity", "apptainer", "enroot", "nsys", "numactl"),
+    }
+)
+ENDS = re.compile(r"[|&;]+|\d?>{1,2}.*|&>.*|<.*|2>&1")
+QUIET = frozenset(
+    {")", "(", "export", "exec", "python", "python3", "-m", "-u", "cd", "source", "$", "then", "fi", "do", "done"}
+)
+
+
+def _sorted(words: list[str], where: str) -> Command:
+    command = Command()
+    again: list[tuple[dict[str, list[str]], str, list[str]]] = []
     current: list[str] | None = None
     in_launcher = False
-    for raw in words:
-        word = re.sub(r"\$\{?(\w+)\}?", lambda found: variables.get(found[1], found[0]), raw)
-        if word in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
+    for word in words:
+        ended = word.endswith(";") and not ENDS.fullmatch(word)
+        word = word.rstrip(";") if ended else word
+        if word.rpartition("/")[2] in LAUNCHERS:
             in_launcher, current = True, None
-        elif re.fullmatch(r"[\w./$\{\}-]+\.py", word):
-            in_launcher, current = False, None
+        elif re.fullmatch(r"[\w./${}-]+\.py", word) and (current is None or in_launcher):
+            in_launcher, current, command.script = False, None, word.rpartition("/")[2]
+        elif ENDS.fullmatch(word):
+            current = None
         elif word.startswith("--"):
             name, equals, value = word.rstrip(")").partition("=")
             table = command.launcher if in_launcher else command.options
             name = name.replace("_", "-") if in_launcher else name
             current = [value] if equals else []
-            if name in table and table[name] != current:
-                command.loose.append(f"{name} is given twice, the last counts")
+            if name in table:
+                again.append((table, name, table[name]))
             table[name] = current
         elif re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL) and current is None:
             name, _, value = word.partition("=")
             if value not in ("(", ""):
                 command.env[name] = value.strip("()")
-        elif word in (")", "(", "&&", ";", "export", "exec", "srun", "python", "python3", "-m") or current is None:
+        elif word in QUIET or current is None:
             current = None
         else:
             current.append(word.rstrip(")") if word.endswith(")") and "(" not in word else word)
+        current = None if ended else current
+    odd = dict.fromkeys(name for table, name, before in again if table[name] != before)
+    command.loose += [f"{name} is given twice, the last counts" for name in odd]
     if not command.options:
         raise SpecError("has no options such as --num-layers", where)
     return command

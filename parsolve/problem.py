@@ -214,6 +214,18 @@ class Instance:
         return self.framework not in ("deepspeed", "accelerate")
 
     @cached_property
+    def auto_tp(self) -> bool:
+        """Tensor parallelism is DeepSpeed's AutoTP of a Hugging Face model."""
+        from parsolve.constraints.framework import auto_tp
+
+        return auto_tp(self.problem)
+
+    @cached_property
+    def parallel_loss(self) -> bool:
+        """Logits stay divided in the loss; AutoTP gathers them unless head and embedding are tied."""
+        return self.workload.parallel_loss and (not self.auto_tp or self.model.tied_embeddings)
+
+    @cached_property
     def matmul_peak(self) -> float:
         """Dense peak of matrix products in the training precision, FLOP/s."""
         return self.cluster.gpu.peak_flops[self.workload.precision]

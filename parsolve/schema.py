@@ -154,6 +154,10 @@ PROBLEM = _object(
     },
     {"rules": TEXTS},
 )
+BETTER = _object(
+    {"config": _ref("config"), "step_time_s": NUMBER, "speedup": NUMBER, "status": TEXT},
+    about="`check --better`: the best plan of the same problem; speedup is today's time over its.",
+)
 INFEASIBLE = _object(
     {
         "conflict": _list(_ref("note")),
@@ -206,6 +210,8 @@ def _result() -> Schema:
         },
         {
             "violations": _list(_object({"rule": TEXT, "message": TEXT, "values": {"type": "object"}})),
+            "today": _object({"notes": TEXTS, "slow": TEXTS}, about="`check --from-…`: what the command of today says"),
+            "better": _or_null(BETTER),
             "formulas": _list(FORMULA),
             "counterfactuals": _list(
                 _object(

@@ -76,6 +76,7 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("memory", dense(), "tp=8,pp=2", "tp=1,pp=1"),
     ("token_target", dense(gbs=None, gbs_tokens=1_000_000), "grad_acc=16", "grad_acc=17"),
     ("zero_alone", moe(model="qwen3-30b-a3b", framework="deepspeed"), "zero=2", "zero=2,tp=2"),
+    ("auto_tp_stages", dense(framework="deepspeed", model={"qk_norm": "head"}), "zero=2,tp=2", "zero=3,tp=2"),
     ("whole_layers", dense(framework="deepspeed"), "recompute=full", "recompute=selective"),
     ("deepspeed_precision", dense(framework="deepspeed"), "zero=1", dense(framework="deepspeed", precision="fp8")),
     ("fsdp_stages", dense(framework="torchtitan"), "zero=3", "zero=1"),
@@ -93,6 +94,11 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("sharded_optimizer", dense(optimizer="sgd"), "zero=0", "zero=1"),
     ("context_needs_fused_attention", dense(cluster="v100-sxm-32gb:2x8", precision="fp16"), "cp=1", "cp=2"),
     ("sinks_exchange_heads", moe(model="gpt-oss-20b"), "tp=1,etp=1,cp=2", "tp=8,etp=1,cp=2"),
+    ("shard_group_divides", dense(shard_group=8), "zero=1", dense(shard_group=3)),
+    ("shard_group_holds_experts", moe(framework="generic", shard_group=4), "zero=3,ep=4", "zero=3,ep=16"),
+    ("optimizer_instances", dense(shard_group=4), "zero=1", "zero=3"),
+    ("secondary_partition", dense(framework="deepspeed", shard_group=8), "zero=3", "zero=2"),
+    ("context_in_shard_group", dense(framework="torchtitan", shard_group=2), "zero=3,cp=2", "zero=3,cp=4"),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]
 

@@ -22,14 +22,25 @@ PROBLEMS = {
     "mla": ("h800-sxm:8x8", "deepseek-v3", "megatron"),
     "deepspeed": ("a100-sxm-80gb:2x8", "mixtral-8x7b", "deepspeed"),
     "old": ("v100-sxm-32gb:2x8", "gpt2-1.5b", "generic"),
+    "groups": ("h100-sxm:4x8", "qwen3-30b-a3b", "megatron"),
+    "second copies": ("h100-sxm:4x8", "llama2-13b", "deepspeed"),
 }
+GROUPS = {"groups": 8, "second copies": 8}
 
 
 @pytest.fixture(scope="module", params=sorted(PROBLEMS))
 def sample(request: pytest.FixtureRequest) -> tuple[Instance, dict[str, np.ndarray]]:
     cluster, model, framework = PROBLEMS[request.param]
     precision = "fp16" if "v100" in cluster else "bf16"
-    problem = Problem(cluster, model, seq_len=1024, gbs=64, framework=framework, precision=precision)
+    problem = Problem(
+        cluster,
+        model,
+        seq_len=1024,
+        gbs=64,
+        framework=framework,
+        precision=precision,
+        shard_group=GROUPS.get(request.param),
+    )
     p, domains = build(problem, 64)
     rng = np.random.default_rng(7)
     values = {axis: rng.choice(domain, 200) for axis, domain in domains.items()}
@@ -43,7 +54,9 @@ def all_parts(p: Instance) -> list[Part]:
 
 
 def functions_of(p: Instance) -> list[Function]:
-    found: dict[str, Function] = {f.name: f for f in (*RULES, *WARNINGS)}
+    found: dict[str, Function] = {
+        f.name: f for f in (*(r for r in RULES if r.applies(p.workload) or not r.needs), *WARNINGS)
+    }
     for part in all_parts(p):
         for f in (part.term, part.count, part.weight):
             if f is not None:

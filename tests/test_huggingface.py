@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from parsolve.errors import SpecError, UnknownNameError
+import parsolve
+from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
 from parsolve.huggingface import read_config
 from parsolve.huggingface.families import ALIASES, FAMILIES, WRAPPERS
 from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES
+from parsolve.launchers import launch
+from parsolve.reading import parse_config
 from parsolve.specs.model import Model
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data/huggingface_cases.jsonl").read_text().splitlines()]
@@ -556,3 +559,91 @@ def test_hybrid_text_part_is_refused_for_what_it_is() -> None:
 )
 def test_name(where: str, name: str) -> None:
     assert read_config(LLAMA, where).name == name
+
+
+# ---- published files -------------------------------------------------------------------------------------------
+def test_class_defaults_fill_published_files_only() -> None:
+    """gemma-3-4b's text part leaves out heads, head size and vocabulary; the class has them."""
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "intermediate_size": 10240}
+    data = {"model_type": "gemma3", "text_config": text, "vision_config": {"depth": 2}}
+    model = read({**data, "architectures": ["Gemma3ForConditionalGeneration"]}, text_only=True)
+    assert (model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size) == (8, 4, 256, 262208)
+    assert any("num_attention_heads 8" in note and "default" in note for note in model.notes)
+    assert "num_attention_heads" in str(refusal(data, text_only=True))
+
+
+def test_a_slip_in_a_published_file_is_not_filled() -> None:
+    data = {**without(LLAMA, "hidden_size"), "hidden_sise": 64, "transformers_version": "4.40"}
+    assert "'hidden_sise'" in str(refusal(data))
+    assert read({**without(LLAMA, "hidden_size"), "n_embd": 64, "architectures": ["X"]}).hidden_size == 64
+    assert "null" in str(refusal(LLAMA, architectures=["X"], vocab_size=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("qwen3_moe", "use_qk_norm", True),
+        ("qwen2", "qkv_bias", True),
+        ("qwen2", "attention_bias", True),
+        ("mixtral", "moe_intermediate_size", 96),
+        ("mixtral", "moe_layer_freq", 1),
+        ("llama", "num_experts", 1),
+        ("llama", "num_shared_expert", [1, 1, 1, 1]),
+        ("qwen3_moe", "n_shared_experts", 0),
+    ],
+)
+def test_keys_that_say_what_the_family_has_anyway(kind: str, key: str, value: object) -> None:
+    data = {"qwen3_moe": QWEN3_MOE, "mixtral": MIXTRAL}.get(kind, {**LLAMA, "model_type": kind})
+    assert read(data, **{key: value}).num_params == read(data).num_params
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("qwen3_moe", "n_shared_experts", 1),
+        ("mixtral", "moe_intermediate_size", 48),
+        ("mixtral", "moe_layer_freq", 2),
+        ("qwen2", "mlp_bias", True),
+        ("qwen2", "use_bias", True),
+        ("llama", "num_experts", 2),
+        ("llama", "qk_layernorm", True),
+    ],
+)
+def test_keys_that_say_something_else_are_refused(kind: str, key: str, value: object) -> None:
+    data = {"qwen3_moe": QWEN3_MOE, "mixtral": MIXTRAL}.get(kind, {**LLAMA, "model_type": kind})
+    assert key in str(refusal(data, **{key: value}))
+
+
+def test_a_list_of_equal_values_is_one_value() -> None:
+    data = {**LLAMA, "model_type": "hunyuan_v1_moe", "head_dim": 8, "num_experts": 4, "moe_topk": [2] * 4}
+    data |= {"num_shared_expert": [1] * 4, "moe_intermediate_size": [96] * 4, "use_qk_norm": True}
+    model = read(data)
+    assert model.moe is not None and (model.moe.top_k, model.moe.shared_ffn_size) == (2, 96)
+    assert "moe_topk" in str(refusal(data, moe_topk=[2, 2, 1, 2]))
+    assert "moe_intermediate_size" in str(refusal(data, moe_intermediate_size=[96, 96, 96, 48]))
+
+
+OPT_350M = {"model_type": "opt", "num_hidden_layers": 24, "hidden_size": 1024, "ffn_dim": 4096, "vocab_size": 50272}
+OPT_350M |= {"num_attention_heads": 16, "max_position_embeddings": 2048, "word_embed_proj_dim": 512}
+
+
+def test_an_embedding_of_its_own_width() -> None:
+    model = read(OPT_350M, do_layer_norm_before=False)
+    assert (model.num_params, model.embedding_size) == (331_196_416, 512)
+    assert model.embedding_and_head_params == 50272 * 512
+    assert read(OPT_350M, word_embed_proj_dim=1024).embedding_size is None
+    p = parsolve.Problem("h100-sxm:1x8", model, seq_len=2048, gbs=64, without={"memory"})
+    assert not parsolve.check(parsolve.Problem(p.cluster, model, seq_len=2048, gbs=64, framework="deepspeed"), "zero=3")
+    with pytest.raises(NotExpressibleError, match="another width"):
+        launch("megatron", p, parse_config("tp=1", p)[0])
+
+
+def test_a_scoring_function_that_no_code_reads() -> None:
+    model = read({**without(DEEPSEEK_V3, "head_dim"), "scoring_func": "noaux_tc"})
+    assert model.moe is not None and model.moe.router_score == "sigmoid"
+
+
+def test_refusals_name_the_model_file_where_one_would_do() -> None:
+    for kind in ("bitnet", "openelm", "my_own_type"):
+        assert "parsolve schema model" in str(refusal(LLAMA, model_type=kind))
+    assert "parsolve schema model" not in str(refusal(LLAMA, model_type="t5"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from launch_problems import config, model, problem
 
+from parsolve.cli import main
 from parsolve.errors import NotExpressibleError, UnknownNameError
 from parsolve.launchers import LAUNCHERS, launch
+from parsolve.launchers.base import ShellWord
 from parsolve.render.launch import script, slurm_script
 
 
@@ -46,6 +50,12 @@ HOSTILE = [
     "*",
     "",
     "\\",
+    "$HOME ${PATH}",
+    "a&touch pwned|b>pwned<c",
+    "{a,b} ~ !! #x",
+    "END_OF_FILE\ntouch pwned",
+    "a\rb\tc",
+    "\x1b[31mred",
 ]
 
 
@@ -77,6 +87,44 @@ def test_scripts_with_files_stay_inert(name: str, launcher: str, tmp_path: Path)
     program = "torchrun() { :; }; deepspeed() { :; }; accelerate() { :; }\n" + text
     subprocess.run(["bash", "-euc", program], cwd=tmp_path, capture_output=True, check=True)
     assert {path.name for path in tmp_path.iterdir()} == set(launch(launcher, p, config(p, zero=2)).files)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_every_text_is_shell(launcher: str) -> None:
+    """``bash -n`` reads every text whole, and Python's shell splitter finds the same words in the line."""
+    for name in HOSTILE:
+        p = problem(model(name=name), framework=launcher)
+        made = launch(launcher, p, config(p, zero=2))
+        for text in (made.line(), made.script(), script(made, name), slurm_script(made, name, 2, 8)):
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, "")
+        words = shlex.split(made.line())[len(made.env) :]
+        plain = [word.strip('"') if isinstance(word, ShellWord) else word for word in made.argv]
+        assert words == plain
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name and "\x1b" not in name])
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_hostile_file_names_from_end_to_end(name: str, tmp_path: Path) -> None:
+    """A model file of that name: what is printed starts the launcher with the name and does nothing else."""
+    shape = {"num_layers": 8, "hidden_size": 512, "ffn_size": 2048, "num_heads": 8, "num_kv_heads": 8, "head_dim": 64}
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps({**shape, "vocab_size": 32000, "name": name}))
+    place = tmp_path / "run"
+    place.mkdir()
+    for launcher in ("deepspeed", "accelerate"):
+        words = ["check", "h100-sxm:1x8", str(file), "--seq-len", "2048", "--gbs", "64", "--config", "zero=2"]
+        done = CliRunner().invoke(main, [*words, "--framework", launcher, "-f", launcher, "-q"])
+        assert done.exit_code == 0, done.output
+        program = 'deepspeed() { printf "%s\\0" "$@"; }; accelerate() { deepspeed "$@"; }\n' + done.stdout
+        seen = subprocess.run(["bash", "-euc", program], cwd=place, capture_output=True, check=True, text=True).stdout
+        found = seen.split("\0")
+        expected = " ".join(name.split())
+        assert found[found.index("--config_name") + 1] == (f"./{expected}" if expected.startswith("-") else expected)
+        assert {path.name for path in place.iterdir()} <= {"ds_config.json", "accelerate.yaml", "hostfile"}
+        table = CliRunner().invoke(main, [*words, "--framework", launcher, "-q"]).stdout
+        assert "\x1b" not in table and "\r" not in table
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -15,7 +15,9 @@ from parsolve import Problem
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers import Launch, launch
+from parsolve.objectives import parameters
 from parsolve.specs import Recompute
+from parsolve.splits import Splits
 
 KEYS_FILE = Path(__file__).parents[2] / "shared" / "launch" / "deepspeed_keys.json"
 LAUNCHER_FLAGS = {"--hostfile", "--num_nodes", "--num_gpus"}
@@ -118,6 +120,31 @@ def test_megatron_deepspeed_options(
     assert any("deepspeed<=0.19.6" in note for note in result.notes)
 
 
+def test_auto_tp() -> None:
+    """transformers counts all processes into train_batch_size, so that the file leaves it out."""
+    result = deepspeed(ds_problem(shape={"qk_norm": "head"}), tp=4, zero=2, mbs=2)
+    assert "run_clm.py" in result.argv and result.config is not None
+    assert result.config["tensor_parallel"] == {"autotp_size": 4}
+    assert "train_batch_size" not in result.config
+    batch = result.config["train_micro_batch_size_per_gpu"], result.config["gradient_accumulation_steps"]
+    assert batch == (2, 8)
+    assert options(result)["--gradient_accumulation_steps"] == ["8"]
+    plain = deepspeed(ds_problem(shape={"qk_norm": "head"}), tp=1, zero=2)
+    assert plain.config is not None and "tensor_parallel" not in plain.config
+
+
+def test_auto_tp_keeps_the_embedding_and_the_logits_whole() -> None:
+    normed, plain = (ds_problem(shape=shape) for shape in ({"qk_norm": "head"}, {}))
+    tied = ds_problem(shape={"qk_norm": "head", "tied_embeddings": True})
+    first, second, third = (p.instance(64, Splits((), ())) for p in (normed, plain, tied))
+    assert first.auto_tp and not second.auto_tp
+    size = 32000 * 1024
+    assert parameters.embedding_params(first, 4) == size
+    assert parameters.embedding_params(second, 4) == pytest.approx(size / 4, rel=0.01)
+    assert parameters.loss_vocab(first, 4) == pytest.approx(4 * parameters.loss_vocab(second, 4))
+    assert parameters.loss_vocab(third, 4) == parameters.loss_vocab(second, 4)
+
+
 def test_environment_reaches_every_host() -> None:
     result = deepspeed(ds_problem(), tp=2, sequence_parallel=True)
     assert result.env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -136,8 +163,11 @@ def test_experts_in_a_pipeline_are_not_partitioned() -> None:
     [
         ({"position": "alibi"}, {"tp": 2}, "ALiBi"),
         ({"mla": LATENT}, {"tp": 2}, "latent attention"),
-        ({"qk_norm": "head"}, {"tp": 2}, "norms of queries"),
-        ({"window": 8, "window_layers": (0,)}, {"tp": 2}, "sliding windows"),
+        ({"qk_norm": "head"}, {"pp": 2}, "norms of queries"),
+        ({"qk_norm": "head"}, {"tp": 2, "zero": 3}, "AutoTP"),
+        ({"qk_norm": "head"}, {"tp": 2, "sequence_parallel": True}, "AutoTP"),
+        ({"qk_norm": "head", "moe": experts()}, {"tp": 2}, "norms of queries"),
+        ({"window": 8, "window_layers": (0,)}, {"cp": 2}, "sliding windows"),
         ({"moe": experts(shared_ffn_size=64)}, {"ep": 2}, "shared experts"),
         ({"moe": experts(router_score="sigmoid")}, {"ep": 2}, "sigmoid routing"),
         ({"moe": experts(dense_layers=(0,))}, {"ep": 2}, "another width"),

@@ -13,6 +13,7 @@ from parsolve import Problem, SpecError
 from parsolve.evaluation import instance_for, violations
 from parsolve.optimizer.ranking import Query, layout_of, rank
 from parsolve.optimizer.solve import PARETO_STEP
+from parsolve.problem import replace_workload
 
 DEPTHS = (1, 3, 10, 50)
 
@@ -87,6 +88,14 @@ def test_least_memory_equals_the_oracle(seed: int) -> None:
     expected = enumerate_all(problem)
     ranking = rank(problem, Query(3))
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected[:3]
+
+
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_shard_groups_equal_the_oracle(seed: int) -> None:
+    problem = replace_workload(random_problem(seed), shard_group=(2, 4, 3)[seed % 3])
+    expected = enumerate_all(problem)
+    ranking = rank(problem, Query(top=10))
+    assert [(plan.key, plan.config) for plan in ranking.plans] == expected[:10]
 
 
 @pytest.mark.parametrize("seed", [1, 4, 8])

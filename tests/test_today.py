@@ -166,8 +166,50 @@ def test_deepspeed_faults(content: dict[str, object], rule: str, tmp_path: Path)
     assert rule in [v.rule for v in read_deepspeed(str(file), problem().cluster, {}).violations]
 
 
-def test_deepspeed_auto_is_refused(tmp_path: Path) -> None:
+AUTO = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    **{name: {"enabled": "auto"} for name in ("fp16", "bf16")},
+    "gradient_clipping": "auto",
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "overlap_comm": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "axes", "batch", "precision"),
+    [
+        ({"gbs": 64, "precision": "bf16"}, {}, (64, 4, 1), "bf16"),
+        ({"gbs": 64, "precision": "fp16"}, {"mbs": 2}, (64, 2, 2), "fp16"),
+        ({"gbs": None}, {"mbs": 2, "grad_acc": 3}, (96, 2, 3), "bf16"),
+    ],
+)
+def test_deepspeed_auto_comes_from_the_command_line(
+    given: dict[str, object], axes: dict[str, int], batch: tuple[int, int, int], precision: str, tmp_path: Path
+) -> None:
+    """Files for transformers' Trainer leave the batch, and both 16-bit types, to its arguments."""
     file = tmp_path / "ds.json"
-    file.write_text(json.dumps({"train_batch_size": "auto"}))
-    with pytest.raises(SpecError, match="auto"):
+    file.write_text(json.dumps(AUTO))
+    today = read_deepspeed(str(file), problem().cluster, axes, given)
+    assert (today.fields["gbs"], today.config["mbs"], today.config["grad_acc"]) == batch
+    assert today.fields["precision"] == precision
+    assert not today.violations
+    assert any("auto" in note for note in today.notes)
+
+
+def test_deepspeed_auto_without_a_batch_says_how(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(AUTO))
+    with pytest.raises(SpecError, match=r"auto.*--gbs"):
         read_deepspeed(str(file), problem().cluster, {})
+    file.write_text(json.dumps({**AUTO, "zero_optimization": {"stage": "auto"}}))
+    with pytest.raises(SpecError, match="stage"):
+        read_deepspeed(str(file), problem().cluster, {}, {"gbs": 64})
+
+
+def test_deepspeeds_second_copy_and_removed_keys(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    zero = {"stage": 3, "zero_hpz_partition_size": 8, "mics_shard_size": 8}
+    file.write_text(json.dumps({"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": zero}))
+    today = read_deepspeed(str(file), problem().cluster, {})
+    assert today.fields["shard_group"] == 8
+    assert [v.rule for v in today.violations] == ["removed_key"] and "mics" in today.violations[0].message

@@ -20,12 +20,14 @@ from parsolve.commands.options import OPEN_PROBLEM, RESTRICTIONS, build_problem,
 @click.option(
     "--from-megatron",
     metavar="LINE|FILE",
-    help="Read the configuration, the workload and (without MODEL) the model from a Megatron-LM command.",
+    help="Read the configuration, the workload and (without MODEL) the model from a Megatron-LM command: a line, a "
+    "script, or a YAML table of its arguments.",
 )
 @click.option(
     "--from-deepspeed",
     metavar="FILE",
-    help="Read batch, precision and ZeRO from a DeepSpeed JSON file; MODEL is given.",
+    help="Read batch, precision and ZeRO from a DeepSpeed JSON file; MODEL is given, and with --gbs and --config "
+    "mbs=…,grad_acc=… what the file leaves 'auto'.",
 )
 @click.option("--better", is_flag=True, help="Solve the same problem, and show what would be better.")
 @RESTRICTIONS
@@ -47,7 +49,7 @@ def command(**options: Any) -> int:
       parsolve check h100-sxm:16x8 --from-megatron train.sh --better
     """
     from parsolve.commands.output import Output
-    from parsolve.commands.show import show
+    from parsolve.commands.show import hint_at_groups, show
     from parsolve.commands.today import better, read_today, remark
 
     output = Output.of(options)
@@ -64,6 +66,7 @@ def command(**options: Any) -> int:
         data["better"] = better(problem, result, output)
     elif today:
         output.note("hint", "--better solves the same problem and shows the best plan beside this one")
+    hint_at_groups(problem, result.plans[0], output)
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas
 

@@ -25,7 +25,7 @@ PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
-    *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens"),
+    *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens", "shard_group"),
 )
 
 
@@ -140,6 +140,11 @@ _WORKLOAD = (
         "--sequence-parallel/--no-sequence-parallel",
         default=None,
         help="Divide token-wise work over tensor-parallel ranks.  [default: the framework's]",
+    ),
+    click.option(
+        "--shard-group",
+        type=COUNT,
+        help="Hybrid sharding: ZeRO inside groups of so many neighbouring ranks, copies across them (DeepSpeed: hpZ).",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
     click.option("--train-tokens", type=TOKENS, help="Token budget of the run: 2T; sets the steps in launch lines."),

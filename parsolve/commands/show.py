@@ -12,6 +12,8 @@ from parsolve.render.text import seconds
 
 if TYPE_CHECKING:
     from parsolve.launchers import Launch
+    from parsolve.problem import Problem
+    from parsolve.result import Plan
 
 EXIT_CODES = {"optimal": 0, "feasible": 0, "legal": 0, "infeasible": 1, "illegal": 1, "unknown": 3}
 INTERRUPTED = 130
@@ -59,6 +61,20 @@ def show(
     elif index is not None and data["status"] != "illegal":
         _launch(data, output, launch, index, slurm)
     return EXIT_CODES[data["status"]]
+
+
+def hint_at_groups(problem: Problem, plan: Plan, output: Output) -> None:
+    """Say so where sharding inside a fast domain alone would make a plan faster."""
+    from parsolve.shard_hint import better_group
+
+    found = None if output.quiet or plan.estimate is None else better_group(problem, plan.config)
+    if found is not None:
+        group, other = found
+        output.note(
+            "hint",
+            f"with --shard-group {group} (shards inside a fast domain, copies across) plan {plan.rank} would take "
+            f"{seconds(other.step_time_s)} a step and {other.memory_bytes['total'] / 2**30:.1f} GiB",
+        )
 
 
 def _table(data: Mapping[str, Any], output: Output, rank: int | None) -> str:

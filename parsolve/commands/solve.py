@@ -59,7 +59,7 @@ def command(**options: Any) -> int:
         --gbs-tokens 4M --pin tp=4,8 --max pp=16 -f json -o plan.json
     """
     from parsolve.commands.output import Output, Progress
-    from parsolve.commands.show import INTERRUPTED, show
+    from parsolve.commands.show import INTERRUPTED, hint_at_groups, show
 
     output = Output.of(options)
     problem = build_problem(options)
@@ -84,6 +84,8 @@ def command(**options: Any) -> int:
         from parsolve.explaining import plan_formulas
 
         data["formulas"] = plan_formulas(result.plans[0])
+    if result.plans:
+        hint_at_groups(problem, result.plans[0], output)
     code = show(data, output, lambda index, launcher: result.plans[index].launch(launcher), slurm=options["slurm"])
     return INTERRUPTED if result.solver.get("interrupted") else code
 

@@ -45,7 +45,8 @@ def read_today(options: dict[str, Any]) -> Today | None:
         from parsolve.from_deepspeed import read_deepspeed
 
         _need(options, "model", "seq_len")
-        today = read_deepspeed(options["from_deepspeed"], cluster, _axes(options["config"]))
+        given = {name: options[name] for name in ("gbs", "precision", "optimizer")}
+        today = read_deepspeed(options["from_deepspeed"], cluster, _axes(options["config"]), given)
     options["model"] = options["model"] or today.model
     for name, value in today.fields.items():
         given = options[name]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from parsolve.errors import SpecError, UnknownNameError
+from parsolve.huggingface.defaults import WRITTEN_BY_TRANSFORMERS, class_defaults
 from parsolve.huggingface.families import ALIASES, FAMILIES, WRAPPERS, Wrapper
-from parsolve.huggingface.family import Family
+from parsolve.huggingface.family import Family, Fields
 from parsolve.huggingface.reader import SPELLINGS, ConfigReader
-from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES
+from parsolve.huggingface.refused import FOREIGN_KEYS, REFUSED_KEYS, REFUSED_TYPES, agrees, with_hint
 from parsolve.huggingface.shape import read_shape
 from parsolve.specs.model import Model
 
@@ -17,6 +18,7 @@ __all__ = ["read_config"]
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config.text_config")
 OTHER_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "thinker_config", "visual")
 OTHER_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel", "MaskedLM")
+MODEL_FILE = "or write a model file (parsolve schema model)"
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -38,7 +40,7 @@ def read_config(data: dict[str, object], where: str, text_only: bool = False) ->
     top = ConfigReader(data, where)
     kind = top.text("model_type") or ""
     if kind in REFUSED_TYPES:
-        raise top.error("model_type", f"{kind} {REFUSED_TYPES[kind]}")
+        raise top.error("model_type", f"{kind} {with_hint(REFUSED_TYPES[kind])}")
     _check_words(top)
     if not kind:
         raise top.error("model_type", "this key is required in a Hugging Face config.json")
@@ -58,17 +60,23 @@ def read_config(data: dict[str, object], where: str, text_only: bool = False) ->
             others[0] if others else "model_type",
             f"{kind} is multimodal and only its language model can be planned; pass --text-only to leave the rest out",
         )
-    config = ConfigReader({**ALIASES.get(text_kind, ("", {}))[1], **config.data}, where, config.prefix)
+    implied = dict(ALIASES.get(text_kind, ("", {}))[1])
+    assumed = class_defaults(text_kind, config.data) if any(top.get(key) for key in WRITTEN_BY_TRANSFORMERS) else {}
+    config = ConfigReader({**implied, **assumed, **config.data}, where, config.prefix)
     _check_words(config)
     _check_architectures(top, family, text_kind)
     fields = read_shape(config, family, text_kind)
-    _refuse_foreign(config, text_kind)
+    _refuse_foreign(config, fields, text_kind)
     notes = fields.get("notes", ())
     fields |= {
         "name": _name(where, top, kind),
         "tied_embeddings": _tied(top, config, wrapper if multimodal else None, family),
         "sources": {"shape": f"{where} (Hugging Face {kind})"},
-        "notes": (*_notes(top, kind, multimodal), *(notes if isinstance(notes, tuple) else ())),
+        "notes": (
+            *_notes(top, kind, multimodal),
+            *_assumed(assumed, config, text_kind),
+            *(notes if isinstance(notes, tuple) else ()),
+        ),
     }
     return Model.read(fields, where)
 
@@ -88,7 +96,7 @@ def _check_words(c: ConfigReader) -> None:
     """Keys that no family can be read with, and kinds of layers other than attention."""
     for key, reason in REFUSED_KEYS.items():
         if c.data.get(key):
-            raise c.error(key, f"the model {reason} (got {str(c.data[key])[:40]})")
+            raise c.error(key, f"the model {with_hint(reason)} (got {str(c.data[key])[:40]})")
     kinds = c.data.get("layer_types")
     odd = [kind for kind in kinds if kind not in LAYER_TYPES] if isinstance(kinds, list) else []
     if odd:
@@ -110,11 +118,11 @@ def _family(config: ConfigReader, text_kind: str, kind: str) -> Family:
     if not text_kind:
         raise config.error("model_type", f"this key is required: {kind} does not say which language model it holds")
     if text_kind in REFUSED_TYPES:
-        raise config.error("model_type", f"{text_kind} {REFUSED_TYPES[text_kind]}")
+        raise config.error("model_type", f"{text_kind} {with_hint(REFUSED_TYPES[text_kind])}")
     family = FAMILIES.get(ALIASES.get(text_kind, (text_kind,))[0])
     if family is None:
         known = sorted({*FAMILIES, *ALIASES, *WRAPPERS})
-        raise UnknownNameError("model_type", text_kind, known, f"{config.where}: {config.prefix}model_type")
+        raise UnknownNameError("model_type", text_kind, known, f"{config.where}: {config.prefix}model_type", MODEL_FILE)
     return family
 
 
@@ -144,11 +152,19 @@ def _tied(top: ConfigReader, config: ConfigReader, wrapper: Wrapper | None, fami
     return wrapper.tied
 
 
-def _refuse_foreign(c: ConfigReader, kind: str) -> None:
-    """A key that shapes a model, but that this family does not read, would make the count a guess."""
+def _refuse_foreign(c: ConfigReader, fields: Fields, kind: str) -> None:
+    """A key that shapes a model, but that this family does not read, would make the count a guess.
+
+    Unless it says what the family has anyway.
+    """
     for key, reason in FOREIGN_KEYS.items():
-        if key not in c.used and c.data.get(key):
+        if key not in c.used and c.data.get(key) and not agrees(key, c.data[key], fields):
             raise c.error(key, f"{reason}, but {kind} has no such key (got {str(c.data[key])[:40]}); check model_type")
+
+
+def _assumed(assumed: dict[str, object], config: ConfigReader, kind: str) -> list[str]:
+    taken = [f"{key} {value}" for key, value in assumed.items() if key in config.used]
+    return [f"not in the file, so the default of transformers' class of {kind}: {', '.join(taken)}"] if taken else []
 
 
 def _name(where: str, top: ConfigReader, kind: str) -> str:

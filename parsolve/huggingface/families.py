@@ -37,14 +37,28 @@ def _bigcode(c: ConfigReader, m: Fields) -> Fields:
 
 
 def _opt(c: ConfigReader, m: Fields) -> Fields:
-    """Two extra rows of positions; the embedding of a width of its own (350M) is not supported."""
+    """Two extra rows of positions; an embedding of a width of its own (350M)."""
     hidden, positions = c.integer("hidden_size"), c.integer("max_positions")
-    if c.integer("word_embed_proj_dim", hidden) != hidden:
-        raise c.error("word_embed_proj_dim", f"differs from hidden_size {hidden}: projected embeddings not supported")
+    width = c.integer("word_embed_proj_dim", hidden)
+    projected: Fields = {} if width == hidden else {"embedding_size": width}
     final = c.flag("do_layer_norm_before", True) and not c.flag("_remove_final_layer_norm", False)
     affine = c.flag("layer_norm_elementwise_affine", True)
     norms: Fields = {} if affine else {"norms_per_layer": 0}
-    return {"max_positions": positions + 2, "final_norm": final and affine, **norms}
+    return {"max_positions": positions + 2, "final_norm": final and affine, **norms, **projected}
+
+
+def _persimmon(c: ConfigReader, m: Fields) -> Fields:
+    """Norms of queries and keys with biases, which HEAD_NORM does not count."""
+    size = c.integer("hidden_size") // c.integer("num_heads")
+    return {**HEAD_NORM, "extra_layer_params": 2 * size} if c.flag("qk_layernorm", True) else {}
+
+
+def _internlm3(c: ConfigReader, m: Fields) -> Fields:
+    """Two names of each switch, which the model code does not take apart either."""
+    for old, new in (("qkv_bias", "attention_bias"), ("bias", "mlp_bias")):
+        if c.get(old) is not None and c.get(new) not in (None, c.get(old)):
+            raise c.error(old, f"disagrees with {new}; mend one")
+    return {}
 
 
 def _gpt_neo(c: ConfigReader, m: Fields) -> Fields:
@@ -83,6 +97,7 @@ BALANCED: Fields = {"score_correction_bias": True}
 DEEPSEEK_EXPERTS = Experts(layers=after_first_dense, shared="count", score="sigmoid", fixed=BALANCED)
 QWEN_WINDOW = Window(from_max_window_layers, 4096, switch="use_sliding_window")
 
+XIELU = "the activation xIELU, with two parameters a layer, is costed as a squared ReLU"
 LLAMA = Family(kv_heads="optional", flags=BOTH_BIASES)
 MISTRAL = Family(window=Window(size=4096))
 QWEN3 = Family(head_dim="key", fixed=HEAD_NORM, flags=ATTENTION_BIAS, window=QWEN_WINDOW)
@@ -120,8 +135,13 @@ FAMILIES: dict[str, Family] = {
     "granite": LLAMA,
     "arcee": replace(LLAMA, fixed={"gated_mlp": False, "activation": "relu2"}),
     "exaone": replace(LLAMA, kv_heads="key", rope_base=5e5),
+    "internlm3": Family(
+        head_dim="key",
+        flags={**BOTH_BIASES, "qkv_bias": (False, QKVO), "bias": (False, {"mlp_bias": True})},
+        extra=_internlm3,
+    ),
     "smollm3": replace(LLAMA, tied=True, kv_heads="key", rope_base=2e6),
-    "helium": Family(kv_heads="key", head_dim="key", flags={**BOTH_BIASES, **INPUT_BIAS}, rope_base=1e5),
+    "helium": Family(kv_heads="key", head_dim="derived", flags={**BOTH_BIASES, **INPUT_BIAS}, rope_base=1e5),
     "cwm": Family(
         head_dim="key",
         flags={"mlp_bias": (False, {"mlp_bias": True})},
@@ -153,6 +173,12 @@ FAMILIES: dict[str, Family] = {
     "olmo": replace(LLAMA, flags=ATTENTION_BIAS, fixed={"norm": "layer", "norms_per_layer": 0, "final_norm": False}),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, window=Window(all_but_every(4), 4096), rope_base=5e5),
+    "apertus": Family(
+        kv_heads="optional",
+        fixed={**HEAD_NORM, "gated_mlp": False, "extra_layer_params": 2, "notes": (XIELU,)},
+        flags=ATTENTION_BIAS,
+        rope_base=12e6,
+    ),
     "nanochat": replace(
         LLAMA,
         flags=ATTENTION_BIAS,
@@ -166,6 +192,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "youtu": replace(DEEPSEEK_V3, tied=True, experts=None),
     # layer norms, a gated MLP or none
+    "persimmon": Family(
+        kv_heads="all",
+        head_dim="derived",
+        fixed={**CLASSIC, "activation": "relu2"},
+        rope_base=25000.0,
+        rope_fraction=0.5,
+        extra=_persimmon,
+    ),
     "stablelm": Family(
         head_dim="derived",
         fixed=LAYER_NORM,
@@ -190,6 +224,12 @@ FAMILIES: dict[str, Family] = {
         fixed={"norm": "layer", "norms_per_layer": 1},
         flags=ATTENTION_BIAS,
         window=Window(all_but_every(4), 4096),
+    ),
+    "jais2": Family(
+        kv_heads="optional",
+        fixed={**LAYER_NORM, "gated_mlp": False, "activation": "relu2"},
+        flags={"attention_bias": (True, QKVO), "mlp_bias": (True, {"mlp_bias": True})},
+        rope_base=5e5,
     ),
     "nemotron": Family(
         kv_heads="optional",
@@ -336,6 +376,14 @@ FAMILIES: dict[str, Family] = {
         experts=DEEPSEEK_EXPERTS,
         rope_base=11158840.0,
     ),
+    "hunyuan_v1_moe": Family(
+        kv_heads="optional",
+        head_dim="key",
+        fixed=HEAD_NORM,
+        flags=ATTENTION_BIAS,
+        require={"use_qk_norm": True},
+        experts=Experts("intermediate_size", shared="one"),
+    ),
     "solar_open": Family(
         head_dim="key",
         flags=INPUT_BIAS,
@@ -356,6 +404,7 @@ FAMILIES: dict[str, Family] = {
 ALIASES: dict[str, tuple[str, Mapping[str, object]]] = {
     "kimi_k2": ("deepseek_v3", NOTHING),
     "code_llama": ("llama", NOTHING),
+    "gpt-sw3": ("gpt2", NOTHING),
     "RefinedWebModel": ("falcon", NOTHING),
     "RefinedWeb": ("falcon", {"new_decoder_architecture": True}),
     "qwen2_vl_text": ("qwen2", NOTHING),
@@ -386,12 +435,12 @@ WRAPPERS: dict[str, Wrapper] = {
     "mistral3": Wrapper(),
     "internvl": Wrapper(),
     "kimi_k25": Wrapper(),
-    "llava": Wrapper(None, False),
+    **dict.fromkeys(("llava", "vipllava", "video_llava", "llava_next_video", "fuyu"), Wrapper(None, False)),
+    **dict.fromkeys(("idefics3", "smolvlm", "qwen2_audio", "voxtral"), Wrapper(None, False)),
+    **dict.fromkeys(("cohere2_vision", "got_ocr2"), Wrapper(None, True)),
     "llava_next": Wrapper(None, False),
     "llava_onevision": Wrapper(None, False),
     "paligemma": Wrapper(None, True),
     "qwen2_5_omni": Wrapper(),
     "qwen3_omni_moe": Wrapper(),
-    "qwen2_audio": Wrapper(),
-    "voxtral": Wrapper(),
 }

@@ -50,6 +50,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 
 
+PER_LAYER = ("num_experts", "top_k")
+"""Quantities that Hunyuan's files give layer by layer; one value where all are alike."""
+
+
 class ConfigReader:
     """A config.json or a part of it, at the path ``prefix``. Remembers which keys were read."""
 
@@ -102,6 +106,8 @@ class ConfigReader:
                 raise self.missing(name)
             return default
         key, value = found
+        if name in PER_LAYER and isinstance(value, list) and value and all(v == value[0] for v in value):
+            value = value[0]
         if isinstance(value, list):
             raise self.error(key, "is a list, a value a layer; models whose layers differ in size are not supported")
         if isinstance(value, bool) or not isinstance(value, int):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _HYBRID = "mixes attention with state-space, linear-attention or convolution layers, which are not modelled"
 _INDEXED = "has sparse attention with an indexer of its own, which is not modelled"
 _SEQ2SEQ = "is an encoder-decoder, which is not supported (only decoder-only models are)"
@@ -24,11 +26,9 @@ REFUSED_TYPES: dict[str, str] = {
     **_rows(_HYBRID, "lfm2 lfm2_moe recurrent_gemma rwkv xlstm kimi_linear minimax minimax_text_01 olmo_hybrid"),
     **_rows(_HYBRID, "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
     **_rows(_INDEXED, "deepseek_v32 deepseek_v4 glm_moe_dsa"),
-    **_rows(_UNEVEN, "deci nemotron-nas openelm hunyuan_v1_moe"),
+    **_rows(_UNEVEN, "deci nemotron-nas openelm"),
     **_rows(_OTHER, "afmoe doge diffllama gemma3n gemma3n_text gemma4 gemma4_text mllama"),
-    "apertus": "has an activation with parameters of its own (xIELU), which is not modelled",
     "bitnet": "has norms inside attention and MLP, which are not modelled",
-    "persimmon": "has biased query and key norms, which are not modelled",
     "jetmoe": "routes the attention heads, too (mixture of attention), which is not modelled",
     "longcat_flash": "has two attention blocks a layer and experts that do nothing, which are not modelled",
 }
@@ -51,6 +51,22 @@ _NORM = "norms of queries and keys change the number of parameters"
 _EXPERTS = "experts change the number of parameters"
 _LATENT = "latent attention changes the number of parameters"
 
+_ALL_BIASES = ("qkv_bias", "attention_out_bias", "mlp_bias")
+_BIASES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias"), ("qkv_bias",)),
+    **dict.fromkeys(("attention_out_bias", "o_bias"), ("attention_out_bias",)),
+    "mlp_bias": ("mlp_bias",),
+    "lm_head_bias": ("head_bias",),
+}
+"""The fields that a bias key is about; any other is about all biases."""
+_COUNTS = frozenset(
+    {
+        *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_topk"),
+        *("experts_per_token", "moe_k", "n_shared_experts", "num_shared_experts", "num_shared_expert"),
+        "moe_num_shared_experts",
+    }
+)
+
 # Keys that some family reads: refused where this family does not, unless null, false, zero or empty.
 FOREIGN_KEYS: dict[str, str] = {
     **_rows(_BIAS, "attention_bias attention_out_bias mlp_bias use_bias bias qkv_bias use_qkv_bias add_qkv_bias"),
@@ -63,3 +79,36 @@ FOREIGN_KEYS: dict[str, str] = {
     **_rows(_EXPERTS, "interleave_moe_layer_step intermediate_size_mlp expert_layer_period moe_layer_freq"),
     **_rows(_LATENT, "q_lora_rank kv_lora_rank"),
 }
+
+
+def with_hint(reason: str) -> str:
+    """The reason, and for decoders that a model file could describe, this way out."""
+    if reason in (_SEQ2SEQ, _ENCODER):
+        return reason
+    return f"{reason}; if a plain transformer comes near, write a model file (parsolve schema model)"
+
+
+def agrees(key: str, value: object, fields: Mapping[str, object]) -> bool:
+    """A key that the family does not read says what the family has anyway: nothing is left to guess."""
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        value = value[0]
+    if FOREIGN_KEYS[key] == _NORM:
+        return value is True and fields.get("qk_norm", "none") != "none"
+    if FOREIGN_KEYS[key] == _BIAS:
+        return value is True and all(fields.get(name) for name in _BIASES.get(key, tuple(_ALL_BIASES)))
+    if FOREIGN_KEYS[key] != _EXPERTS or isinstance(value, bool) or not isinstance(value, int):
+        return False
+    moe = fields.get("moe")
+    if not isinstance(moe, dict):
+        return key in _COUNTS and value == 1  # one expert is a plain MLP
+    known = {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "num_experts"),
+        **dict.fromkeys(("num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk"), "top_k"),
+        "moe_intermediate_size": "ffn_size",
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), "shared_ffn_size"),
+    }
+    if key in known:
+        return bool(value == moe[known[key]])
+    if key in _COUNTS:
+        return bool(value * moe["ffn_size"] == moe["shared_ffn_size"])
+    return value == 1 and not moe["dense_layers"]  # every layer

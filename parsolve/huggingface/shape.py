@@ -11,6 +11,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "relu2",
     **dict.fromkeys(["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"], "gelu"),
 }
 MOST_LAYERS = 10_000
@@ -129,7 +130,7 @@ def _experts(c: ConfigReader, e: Experts, layers: int) -> Fields:
         raise c.error("num_experts", "by the file's layer rule no layer has experts; the file is not what it seems")
     score = c.text("scoring_func") or e.score
     if score not in ("softmax", "sigmoid"):
-        raise c.error("scoring_func", f"must be softmax or sigmoid (got {score!r})")
+        score = e.score  # the model code does not look at the key, which names other things in some files
     moe: Fields = {
         "num_experts": c.integer("num_experts"),
         "top_k": c.integer("top_k"),

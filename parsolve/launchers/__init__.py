@@ -58,9 +58,7 @@ def _translated(problem: Problem, config: Config, framework: str) -> Problem:
     p = instance_for(other, config.layers_per_stage, config.gbs)
     values = axis_values(p, config)
     for rule in RULES:
-        if rule.frameworks is not None and framework not in rule.frameworks:
-            continue
-        if rule.role != "canonical" and not bool(rule(p, values)):
+        if rule.applies(other.workload) and rule.role != "canonical" and not bool(rule(p, values)):
             raise NotExpressibleError(rule.explain(p, values))
     return other
 

@@ -1,7 +1,8 @@
 """Hugging Face Accelerate: ``accelerate launch`` with an FSDP2 configuration for any Hugging Face model.
 
 ZeRO-3 is ``reshard_after_forward``, ZeRO-2 keeps the gathered weights until the backward pass, ZeRO-0 is plain data
-parallelism. Gradients are reduced after every microbatch, so that they stay sharded.
+parallelism. A shard group is a device mesh of replicas by shards (hybrid sharding). Gradients are reduced after every
+microbatch, so that they stay sharded.
 Source: accelerate 1.15, commands/launch.py, commands/config/config_args.py, utils/dataclasses.py.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch, ShellWord
+from parsolve.launchers.base import Arguments, Launch, ShellWord, shard_copies
 from parsolve.launchers.hugging_face import add_run_clm
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
@@ -84,4 +85,8 @@ def accelerate_config(problem: Problem, config: Config) -> dict[str, Any]:
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+    copies = shard_copies(problem, config)
+    if copies > 1:
+        mesh = {"dp_replicate": copies, "dp_shard": config.dp // copies, "tp": 1, "cp": 1, "sp": 1}
+        content["parallelism_config"] = {f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}
     return content

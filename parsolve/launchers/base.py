@@ -43,6 +43,12 @@ def train_steps(problem: Problem, config: Config) -> int:
     return TRIAL_STEPS if budget is None else -(-budget // (config.gbs * problem.workload.seq_len))
 
 
+def shard_copies(problem: Problem, config: Config) -> int:
+    """Shard groups that hold copies of each other; 1 where states are shared by all ranks or by none."""
+    group, ranks = problem.workload.shard_group, config.dp * config.cp
+    return 1 if group is None or config.zero == 0 else max(1, ranks // group)
+
+
 @dataclass(frozen=True)
 class Launch:
     """One ready launch.

@@ -1,7 +1,8 @@
 """DeepSpeed: the ``deepspeed`` launcher with its JSON file.
 
-Plain ZeRO runs a Hugging Face model under transformers' run_clm.py; tensor, pipeline, context or expert parallelism
-and selective recomputation need Megatron-DeepSpeed.
+Plain ZeRO runs a Hugging Face model under transformers' run_clm.py; so does AutoTP, for dense models with layers that
+Megatron-DeepSpeed lacks. Other tensor, pipeline, context or expert parallelism and selective recomputation need
+Megatron-DeepSpeed.
 Source: deepspeed 0.19, runtime/config.py, runtime/zero/config.py, launcher/runner.py; transformers' TrainingArguments.
 """
 
@@ -11,8 +12,9 @@ import json
 from typing import Any
 
 from parsolve.config import Config
+from parsolve.constraints.framework import auto_tp
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch
+from parsolve.launchers.base import Arguments, Launch, shard_copies
 from parsolve.launchers.hugging_face import add_run_clm
 from parsolve.launchers.megatron_deepspeed import add_megatron_deepspeed
 from parsolve.problem import Problem
@@ -33,12 +35,14 @@ class DeepSpeedLauncher:
         """The command, the JSON file, and on several hosts the host file; see ``Launcher.launch``."""
         _refuse(problem, config)
         args = Arguments("DeepSpeed")
-        if is_plain_zero(config):
+        if is_hugging_face(problem, config):
             script, env = "run_clm.py", dict[str, str]()
             args.add("--deepspeed", CONFIG_FILE)
             add_run_clm(args, problem, config)
             if config.recompute == Recompute.FULL:
                 args.add("--gradient_checkpointing")
+            if config.tp > 1:
+                args.note("AutoTP divides the layers that the model's base_model_tp_plan names")
         else:
             script = "pretrain_gpt.py"
             env = add_megatron_deepspeed(args, problem, config, CONFIG_FILE)
@@ -56,9 +60,9 @@ class DeepSpeedLauncher:
         return Launch(env, argv, files, args.notes, content)
 
 
-def is_plain_zero(config: Config) -> bool:
-    """Data parallelism alone, which any model can be trained with."""
-    alone = config.tp == config.pp == config.cp == config.ep == 1
+def is_hugging_face(problem: Problem, config: Config) -> bool:
+    """Data parallelism alone, which any model can be trained with, or with AutoTP where that divides it."""
+    alone = config.pp == config.cp == config.ep == 1 and (config.tp == 1 or auto_tp(problem))
     return alone and config.recompute != Recompute.SELECTIVE
 
 
@@ -73,6 +77,10 @@ def _refuse(problem: Problem, config: Config) -> None:
         raise NotExpressibleError(f"cp={config.cp}: DeepSpeed's sequence parallelism needs tp=1 and pp=1")
     if config.zero >= 2 and config.pp > 1:
         raise NotExpressibleError(f"zero={config.zero}: DeepSpeed's pipeline engine works with ZeRO 0 and 1 only")
+    if config.tp > 1 and auto_tp(problem) and (config.zero > 2 or config.sequence_parallel):
+        raise NotExpressibleError(
+            f"zero={config.zero}, tp={config.tp}: AutoTP needs zero <= 2, no sequence parallelism"
+        )
     if problem.model.moe and config.ep > 1 and config.zero >= 3:
         raise NotExpressibleError("ZeRO-3 does not work with DeepSpeed's own MoE layers: use zero <= 2")
 
@@ -80,14 +88,17 @@ def _refuse(problem: Problem, config: Config) -> None:
 def deepspeed_config(problem: Problem, config: Config) -> dict[str, Any]:
     """The JSON file: batch, precision, ZeRO. Sizes are elements."""
     precision = "fp16" if problem.workload.precision == "fp16" else "bf16"
+    divided = config.tp > 1 and is_hugging_face(problem, config)
     content: dict[str, Any] = {
-        "train_batch_size": config.gbs,
+        **({} if divided else {"train_batch_size": config.gbs}),  # transformers would multiply by all processes
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": config.grad_acc,
         precision: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": _zero(problem, config),
     }
+    if divided:
+        content["tensor_parallel"] = {"autotp_size": config.tp}
     if problem.workload.optimizer != "adam" and config.zero >= 1:
         content["zero_allow_untested_optimizer"] = True
     if problem.model.moe and config.pp > 1:
@@ -111,4 +122,6 @@ def _zero(problem: Problem, config: Config) -> dict[str, Any]:
             "stage3_param_persistence_threshold": 10 * hidden,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
+        if shard_copies(problem, config) > 1:
+            section["zero_hpz_partition_size"] = problem.workload.shard_group
     return section

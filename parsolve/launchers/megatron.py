@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch, add_megatron_schedule, torchrun
+from parsolve.launchers.base import Arguments, Launch, add_megatron_schedule, shard_copies, torchrun
 from parsolve.launchers.megatron_model import add_model, windowed
 from parsolve.launchers.megatron_options import SINCE
 from parsolve.problem import Problem
@@ -176,6 +176,11 @@ def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> Non
     if config.zero >= 1:
         args.add("--use-distributed-optimizer")
         args.add("--overlap-param-gather")
+    copies = shard_copies(problem, config)
+    if copies > 1:
+        if config.zero >= 2:
+            raise NotExpressibleError(f"zero={config.zero} over shard groups: Megatron-LM's plans have zero=1 there")
+        args.add("--num-distributed-optimizer-instances", copies)
     if config.zero >= 1 or config.dp * config.cp > 1 or config.edp > 1:
         args.add("--overlap-grad-reduce")
 

@@ -67,6 +67,7 @@ _ALWAYS = (
     "--no-rope-fusion",
     "--normalization",
     "--num-attention-heads",
+    "--num-distributed-optimizer-instances",
     "--num-experts",
     "--num-layers",
     "--num-layers-per-virtual-pipeline-stage",

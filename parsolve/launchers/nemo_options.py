@@ -44,6 +44,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--moe-token-dispatcher-type": ("model.moe_token_dispatcher_type",),
     "--normalization": ("model.normalization",),
     "--num-attention-heads": ("model.num_attention_heads",),
+    "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),
     "--num-experts": ("model.num_moe_experts",),
     "--num-layers": ("model.num_layers",),
     "--num-query-groups": ("model.num_query_groups",),

@@ -4,8 +4,9 @@ How the batch is spelt: without a pipeline ``local_batch_size`` is the micro-bat
 ``global_batch_size / (local_batch_size * dp)`` times. In a pipeline all microbatches of a step are one local batch
 (mbs * grad_acc), split by ``pipeline_parallel_microbatch_size`` = mbs, and nothing is accumulated outside of it.
 
-How dp is spelt: zero 0 is dp replicas; zero 1 to 3 is one group of dp shards, weights gathered once (1, 2) or again in
-the backward pass (3). Source: torchtitan 0.3, config/configs.py, distributed/parallel_dims.py, trainer.py.
+How dp is spelt: zero 0 is dp replicas; zero 1 to 3 is one group of dp shards, or replicas of a shard group (hybrid
+sharding), weights gathered once (1, 2) or again in the backward pass (3).
+Source: torchtitan 0.3, config/configs.py, distributed/parallel_dims.py, trainer.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from parsolve.config import Config
 from parsolve.constraints.fsdp import torchtitan_gap
 from parsolve.errors import NotExpressibleError
-from parsolve.launchers.base import Arguments, Launch, ShellWord, torchrun, train_steps
+from parsolve.launchers.base import Arguments, Launch, ShellWord, shard_copies, torchrun, train_steps
 from parsolve.launchers.torchtitan_model import model_file
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
@@ -59,9 +60,9 @@ def _refuse(problem: Problem, config: Config) -> None:
 
 
 def _add_grid(args: Arguments, problem: Problem, config: Config) -> None:
-    sharded = config.zero > 0
-    args.add("--parallelism.data-parallel-replicate-degree", 1 if sharded else config.dp)
-    args.add("--parallelism.data-parallel-shard-degree", config.dp if sharded else 1)
+    copies = shard_copies(problem, config) if config.zero else config.dp
+    args.add("--parallelism.data-parallel-replicate-degree", copies)
+    args.add("--parallelism.data-parallel-shard-degree", config.dp // copies)
     args.add("--parallelism.fsdp-reshard-after-forward", "always" if config.zero == 3 else "never")
     args.add("--parallelism.tensor-parallel-degree", config.tp)
     if config.tp > 1 and not config.sequence_parallel:

@@ -59,8 +59,11 @@ class Model(Spec):
 
     ``ffn_size`` is the MLP width of dense layers. ``head_dim`` may differ from hidden/heads. ``mtp_layers`` are
     multi-token-prediction modules, kept apart from ``num_layers`` and from ``num_params``. ``norms_per_layer``,
-    ``norm_bias``, ``qk_norm`` and the bias switches make the count exact. ``max_positions`` is the table size of
-    learned positions. ``window`` is the sliding-window length of the layers in ``window_layers``.
+    ``norm_bias``, ``qk_norm``, the bias switches and ``extra_layer_params`` (small ones of every layer that nothing
+    else counts, such as those of an activation) make the count exact. ``max_positions`` is the table size of
+    learned positions. ``embedding_size`` is the width of the vocabulary matrices where it is not the hidden size: one
+    matrix then leads from it to the layers and one back. ``window`` is the sliding-window length of the layers in
+    ``window_layers``.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Model(Spec):
     num_kv_heads: Count
     head_dim: Count = Field(description="usually hidden_size / num_heads")
     vocab_size: Count
+    embedding_size: Count | None = None
     gated_mlp: bool = True
     activation: Literal["silu", "gelu", "relu", "relu2"] = "silu"
     norm: Literal["rms", "layer"] = "rms"
@@ -84,6 +88,7 @@ class Model(Spec):
     attention_sinks: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    extra_layer_params: int = Field(default=0, ge=0)
     tied_embeddings: bool = False
     position: Literal["rope", "learned", "alibi", "none"] = "rope"
     max_positions: Count | None = None
@@ -226,7 +231,8 @@ class Model(Spec):
     @property
     def attention_params(self) -> int:
         """One layer's attention with biases, plus the layer's norms."""
-        return self.attention_matrix_params + self.attention_vector_params + self.norms_per_layer * self.norm_params
+        norms = self.norms_per_layer * self.norm_params + self.extra_layer_params
+        return self.attention_matrix_params + self.attention_vector_params + norms
 
     @property
     def dense_layer_params(self) -> int:
@@ -248,19 +254,29 @@ class Model(Spec):
         """Token embedding, learned positions and embedding norm."""
         positions = (self.max_positions or 0) * self.hidden_size if self.position == "learned" else 0
         norm = self.norm_params if self.embedding_norm else 0
-        return self.vocab_size * self.hidden_size + positions + norm
+        return self.vocab_size * self.embedding_width + self.projection_params + positions + norm
+
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the vocabulary matrices."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def projection_params(self) -> int:
+        """The matrix between an embedding of its own width and the layers (there is one on either end)."""
+        return self.embedding_size * self.hidden_size if self.embedding_size else 0
 
     @property
     def head_params(self) -> int:
         """The output matrix (counted even when tied) and its bias."""
-        return self.vocab_size * (self.hidden_size + int(self.head_bias))
+        return self.vocab_size * (self.embedding_width + int(self.head_bias)) + self.projection_params
 
     @property
     def num_params(self) -> int:
         """All parameters; tied weights once, multi-token-prediction modules not counted."""
         layers = self.num_dense_layers * self.dense_layer_params
         layers += self.num_moe_layers * (self.moe_layer_dense_params + self.routed_params_per_layer)
-        head = (self.vocab_size if self.head_bias else 0) if self.tied_embeddings else self.head_params
+        head = self.head_params - (self.vocab_size * self.embedding_width if self.tied_embeddings else 0)
         return layers + self.embedding_params + head + (self.norm_params if self.final_norm else 0)
 
     @property
@@ -279,4 +295,4 @@ class Model(Spec):
     @property
     def embedding_and_head_params(self) -> int:
         """The vocabulary matrices (one when tied), without positions."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.vocab_size * self.embedding_width * (1 if self.tied_embeddings else 2)

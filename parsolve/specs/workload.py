@@ -37,6 +37,8 @@ class Workload(Spec):
     gradient element; None: the profile's figures. ``parallel_loss`` says whether logits stay divided over the
     tensor-parallel ranks in the loss; else every rank holds those of the whole vocabulary.
     ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
+    ``shard_group`` is the number of neighbouring dp*cp ranks that share one sharded copy under ZeRO 1 to 3, with copies
+    across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
@@ -58,6 +60,7 @@ class Workload(Spec):
     gradient_bytes: Literal[2, 4] | None = None
     parallel_loss: bool = True
     optimizer_shards: Count | None = None
+    shard_group: Annotated[Count, Field(ge=2)] | None = None
     train_tokens: Count | None = None
 
     @model_validator(mode="after")
