@@ -7,12 +7,13 @@ bound, no row is dropped for its cost. Memory limits apply to whole configuratio
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from parsolve.evaluation import active_limits, active_rules, objective_value
+from parsolve.evaluation import active_limits, active_rules, objective_rows
 from parsolve.functions import Array
 from parsolve.optimizer.domains import build
 from parsolve.optimizer.ranking import rank_key
@@ -33,11 +34,14 @@ class Enumerated:
 
 
 def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated:
-    """The ``top`` lowest keys by evaluating everything that the rules allow."""
+    """The ``top`` lowest keys by evaluating everything that the rules allow, each plan with its best cut.
+
+    Schedules are simulated for the rows that their bound lets onto the list.
+    """
     start = time.perf_counter()
     p, domains = build(problem, problem.gbs_target[0])
     result = Enumerated(0, 0, [], 0.0, True)
-    best = np.zeros(0)
+    best: dict[tuple[int, ...], float] = {}
     for layout in _layouts(p, domains):
         if time.perf_counter() - start > time_limit:
             result.finished = False
@@ -48,10 +52,17 @@ def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated
             legal = np.ones(size, dtype=bool)
             for limit in active_limits(problem):
                 legal &= np.broadcast_to(np.asarray(limit.holds(p, values)), (size,))
-            costs = np.broadcast_to(np.asarray(objective_value(p, values)), (size,))[legal]
-            result.legal += len(costs)
-            best = np.sort(np.concatenate((best, costs)))[:top]
-    result.best = [rank_key(float(cost)) for cost in best]
+            result.legal += int(legal.sum())
+            rows = objective_rows(p, values)
+            order = np.flatnonzero(legal)
+            for i in order[np.argsort(rows.bound[order], kind="stable")].tolist():
+                worst = sorted(best.values())[top - 1] if len(best) >= top else math.inf
+                if rows.bound[i] > worst:
+                    break
+                name = tuple(int(column[i]) for axis, column in values.items() if axis != "split")
+                if rows.bound[i] < best.get(name, math.inf):
+                    best[name] = min(best.get(name, math.inf), rows.exact(i))
+    result.best = [rank_key(cost) for cost in sorted(best.values())[:top]]
     result.seconds = time.perf_counter() - start
     return result
 

@@ -62,7 +62,8 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumer
         from enumeration import enumerate_space
 
         whole = enumerate_space(problem, top, enumeration_s)
-        agrees = whole.best == [plan.key for plan in ranking.plans]
+        listed = rank(problem, Query(top=top, any_cut=False))
+        agrees = whole.best == [plan.key for plan in listed.plans]
         outcome = ("same top" if agrees else "DIFFERS") if whole.finished else "not finished"
         beside = f"{whole.seconds:.1f} s, {whole.rows:.1e} rows, {whole.legal} legal, {outcome}"
     return {

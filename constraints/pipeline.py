@@ -35,7 +35,7 @@ def chunks_need_pipeline(p: Instance, *, pp: Any, vpp: Any) -> Any:
     "pp={pp}, vpp={vpp} makes more chunks than the {p.model.num_layers} layers can fill",
 )
 def enough_layers(p: Instance, *, pp: Any, vpp: Any) -> Any:
-    """Every chunk holds a layer, but for two where a layout string may leave the embedding or the output layer alone."""
+    """Every chunk holds a layer, but for two: a layout string may leave embedding and output layer alone."""
     alone = 2 if p.megatron_core >= LAYOUT_SINCE else 0
     return pp * vpp <= p.model.num_layers + np.where(pp > 1, alone, 0)
 

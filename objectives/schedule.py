@@ -1,9 +1,9 @@
 """The exact length of a pipeline schedule: the longest path through its operations, and the paths that bound it.
 
-Stage ``s`` of ``pp*vpp`` in model order is chunk ``s // pp`` of rank ``s % pp``. Every rank runs its forward and backward
-passes in the schedule's fixed order; a pass starts when its rank is free and its input has arrived. The length is
-therefore a maximum, over paths, of sums of pass times: convex and piecewise linear in them. ``critical_path`` gives the
-path that decides, and the same path bounds every other cut of the same shape from below.
+Stage ``s`` of ``pp*vpp`` in model order is chunk ``s // pp`` of rank ``s % pp``. Every rank runs its forward and
+backward passes in the schedule's fixed order; a pass starts when its rank is free and its input has arrived. The length
+is therefore a maximum, over paths, of sums of pass times: convex and piecewise linear in them. ``critical_path`` gives
+the path that decides, and the same path bounds every other cut of the same shape from below.
 Source: Narayanan et al. 2021, section 2.2; Megatron-Core's schedules.py (interleaving in groups of pp microbatches);
 Huang et al. 2019 (GPipe).
 """
@@ -46,7 +46,7 @@ def _chunk_order(shape: Shape) -> tuple[Array, Array]:
     pp, vpp, m, _ = shape
     if vpp == 1:
         return np.zeros(m, np.int64), np.arange(m)
-    starts = np.arange(0, m, pp)
+    starts = range(0, m, pp)
     chunks = [np.repeat(np.arange(vpp), min(pp, m - start)) for start in starts]
     members = [np.tile(np.arange(start, min(start + pp, m)), vpp) for start in starts]
     return np.concatenate(chunks), np.concatenate(members)
@@ -99,7 +99,7 @@ def held(shape: Shape, rank: int) -> Array:
     A moment is just after a forward pass; those at which some other moment holds at least as much of every chunk are
     left out.
     """
-    pp, vpp, m, _ = shape
+    vpp = shape.vpp
     is_forward = _is_forward(shape, rank)
     chunk, _ = _chunk_order(shape)
     change = np.zeros((len(is_forward), vpp), np.int64)
@@ -108,7 +108,7 @@ def held(shape: Shape, rank: int) -> Array:
     moments = np.unique(np.cumsum(change, axis=0)[is_forward], axis=0)
     if vpp == 1:
         return moments[-1:]
-    covered = (moments[:, None, :] <= moments[None, :, :]).all(axis=2)
+    covered: Array = np.all(moments[:, None, :] <= moments[None, :, :], axis=2)
     np.fill_diagonal(covered, False)
     return moments[~covered.any(axis=1)]
 
@@ -150,8 +150,8 @@ def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) 
 
 @lru_cache(maxsize=4096)
 def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float) -> float:
-    times = (np.frombuffer(part)[:, None] for part in (forward, backward))
-    return float(_ends(shape, *times, delay).max())
+    there, back = (np.frombuffer(part)[:, None] for part in (forward, backward))
+    return float(_ends(shape, there, back, delay).max())
 
 
 class Path(NamedTuple):
@@ -175,8 +175,8 @@ def critical_path(shape: Shape, forward: Array, backward: Array, delay: float = 
 def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> list[Path]:
     """A path of the schedule for each case, mostly the longest, found on fewer microbatches.
 
-    The order of passes repeats itself every group of microbatches. Where the longest path of the short schedule comes to
-    the same pass of the next group, the part between is put in once more for each group left out.
+    The order of passes repeats itself every group of microbatches. Where the longest path of the short schedule comes
+    to the same pass of the next group, the part between is put in once more for each group left out.
     ``forward``, ``backward``: (stage, case).
     """
     pp, vpp, m, kind = shape
@@ -247,8 +247,10 @@ def _neighbours(shape: Shape) -> tuple[Array, Array, Array]:
 
 
 def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple[Array, list[tuple[Array, int, Array]]]:
-    """For each case the makespan; the passes on the longest path from the last back, its transfers, and where it goes on
-    by the input of a pass."""
+    """For each case the makespan; the longest path from its last pass back, its transfers, and where it follows inputs.
+
+    The last is true for each pass that starts when its input arrives, not when its rank is free.
+    """
     ends = _ends(shape, forward, backward, delay)
     previous, inputs, sent = _neighbours(shape)
     lengths = ends.max(axis=0)

@@ -3,7 +3,7 @@
 T = pipeline + exposed data-parallel traffic + exposed per-microbatch gathers + optimizer + fixed (+ a user's terms).
 
 pipeline is the exact length of the schedule (objectives.schedule) whose passes ``pass_times`` gives. The tree holds a
-bound that never exceeds it: max over ranks i of (time of one microbatch ahead of i) + m * (time of one microbatch on i).
+bound that never exceeds it: max over ranks i of (one microbatch's time ahead of i) + m * (one microbatch's time on i).
 With equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer.
 Source: Narayanan et al. 2021, section 2.2.
 
@@ -133,8 +133,8 @@ class Items(NamedTuple):
 
     def row(self, i: int) -> Items:
         """The times of one of many configurations."""
-        pairs = [(float(forward[i]), float(backward[i])) for forward, backward in self[:4]]
-        return Items(*pairs, float(self.transfer[i]), float(self.delay[i]))
+        dense, moe, embedding, head = ((float(there[i]), float(back[i])) for there, back in self[:4])
+        return Items(dense, moe, embedding, head, float(self.transfer[i]), float(self.delay[i]))
 
 
 def items(p: Instance, values: Mapping[str, Any]) -> Items:
@@ -191,7 +191,7 @@ def _ends(stages: int, first: float, last: float) -> Array:
 def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> float:
     """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s."""
     dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
-    shape = Shape(*(int(values[axis][i]) for axis in ("pp", "vpp", "grad_acc")))
+    shape = Shape(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i]))
     return makespan(shape, *pass_times(of.row(i), dense, moe))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,8 +110,6 @@ class AnyCut:
 
     def _list(self, config: Config, layers: tuple[tuple[int, ...], ...]) -> None:
         """Evaluate and list a plan with its cut found."""
-        from dataclasses import replace
-
         full = replace(config, layers_per_stage=layers)
         p = instance_for(self.p.problem, layers, self.p.gbs)
         if not violations(p, full):
@@ -121,3 +120,34 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
     """The (pp, vpp) that occur, and which one each row has."""
     pairs, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
     return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
+
+
+def first_legal_cut(p: Instance, base: Filter, rows: int) -> Config | None:
+    """A legal plan with any cut among the surviving rows, None with certainty that there is none.
+
+    Raises
+    ------
+    InternalError: more than ``rows`` configurations have to be looked at.
+    """
+    from parsolve.errors import InternalError
+    from parsolve.optimizer.ranking import configs_of
+
+    joined = join(base, math.inf, rows)
+    table = joined.table.keep(joined.table.values["pp"] > 1) if joined.table.axes else joined.table
+    if table.size:
+        shapes, at = _shapes(table)
+        linear = forms(p, table.values, shapes, at, objective=False)
+        times = items(p, table.values)
+        for shape in range(len(shapes)):
+            here = np.flatnonzero(at == shape)
+            part = {axis: column[here] for axis, column in table.values.items()}
+            reach = caps(p, linear.rows(here), part, np.full(len(here), math.inf))
+            for j in np.flatnonzero(reach.possible).tolist():
+                row = Row.of(linear, times, table.values, int(here[j]))
+                found = best_cut(p, row, 1.0, Paths(), (reach.most[j], reach.least[j]))
+                if found.layers is not None:
+                    config = configs_of(p, table, [int(here[j])])[0]
+                    return replace(config, layers_per_stage=found.layers)
+    if not joined.complete:
+        raise InternalError("too many configurations to decide whether some cut of the layers is legal")
+    return None

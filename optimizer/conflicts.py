@@ -20,6 +20,7 @@ from parsolve.errors import SpecError
 from parsolve.evaluation import Violation, active_limits, active_rules
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
+from parsolve.optimizer.anycut import first_legal_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
 from parsolve.optimizer.ranking import Query, configs_of, rank, within_limits
@@ -82,6 +83,18 @@ def first_legal(
             found = _by_cp_sat(space.p, space.rows)
             if found is not None:
                 return found
+    return _any_cut(problem, spaces, deadline) if domain_module.takes_any_cut(problem) else None
+
+
+def _any_cut(problem: Problem, spaces: Spaces, deadline: float) -> Config | None:
+    """The same with all cuts of the layers, where those that can be listed have failed."""
+    for gbs in domain_module.reachable_batches(problem):
+        if time.perf_counter() > deadline:
+            raise OutOfTime
+        space = spaces.with_any_cut().at(problem, gbs)
+        found = first_legal_cut(space.p, space.rows, SAMPLE_ROWS[-1]) if space.rows is not None else None
+        if found is not None:
+            return found
     return None
 
 

@@ -1,10 +1,10 @@
 """The best free cut of one configuration: layers to chunks, exactly, by CP-SAT and cutting planes.
 
-With all other axes fixed the memory of a rank and every term but the pipeline are linear in the layers of its chunks, and
-the length of the schedule is a maximum over paths of functions that are linear too (objectives.schedule). The model
-holds only paths met so far. Each solution is evaluated exactly and its critical path added, which is valid for every
-cut; when no solution is left below the best exact value that value is proven. What linear functions they are is read off
-the very trees that the evaluator sums, by evaluating them on single units (splits.Probe).
+With all other axes fixed the memory of a rank and every term but the pipeline are linear in the layers of its chunks,
+and the length of the schedule is a maximum over paths of functions that are linear too (objectives.schedule). The
+master holds only paths met so far. Each solution is evaluated exactly and its critical path added, which is valid for
+every cut; when no solution is left below the best exact value that value is proven. What linear functions they are is
+read off the very trees that the evaluator sums, by evaluating them on single units (splits.Probe).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AT = {name: i for i, name in enumerate(Probe.NAMES)}
 
 @dataclass(frozen=True)
 class Form:
-    """A worst-rank sum as coefficients per unit of what a rank holds; ``units[name]`` is an array with a value a row."""
+    """A worst-rank sum as coefficients per unit of what a rank holds; ``units[name]`` has a value a row."""
 
     name: str
     weight: float
@@ -65,8 +65,13 @@ class Forms:
         return Forms(*(tuple(form.rows(chosen) for form in group) for group in (self.objective, self.limits)))
 
 
-def forms(p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, int]], at: Array) -> Forms:
-    """Linear forms of the rows ``values``; row i has pipeline shape ``shapes[at[i]]``."""
+def forms(
+    p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, int]], at: Array, objective: bool = True
+) -> Forms:
+    """Linear forms of the rows ``values``; row i has pipeline shape ``shapes[at[i]]``.
+
+    ``objective``: False when only the limits matter.
+    """
     probe = Instance(p.problem, p.gbs, Probe(shapes))
     probe.world = p.world
     here = {**values, "split": at}
@@ -86,7 +91,7 @@ def forms(p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, 
         return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
 
     return Forms(
-        tuple(form(weight, quantity) for weight, quantity in objective_tree(probe)),
+        tuple(form(weight, quantity) for weight, quantity in (objective_tree(probe) if objective else ())),
         tuple(form(1.0, limit.quantity(probe), float(limit.budget(probe))) for limit in active_limits(p.problem)),
     )
 
@@ -198,8 +203,8 @@ class Caps:
 def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
     """Necessary conditions, rank by rank, for rows of one pipeline shape that are to cost at most ``to_beat``.
 
-    A rank's layers count as of the cheaper kind as far as there are such. A rank waits for the first chunks before it; it holds as many
-    layers in flight as the fewest layers a chunk allow.
+    A rank's layers count as of the cheaper kind as far as there can be such. A rank waits for the first chunks before
+    it, and holds in flight what its leanest cut would.
     """
     pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
     layers = p.model.num_layers
@@ -232,7 +237,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         if form.name == PIPELINE:
             pipeline = form
             continue
-        rest = rest + _others(p, form, pp, 0, int(numbers[-1]))
+        rest = rest + _others(p, form, form.units, pp, 0, int(numbers[-1]))
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
     fixed = np.zeros((size, pp))
@@ -268,7 +273,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
                 fits[np.ix_(here, np.arange(pp), window)] = part & (need <= form.budget * (1 + SLACK))
         fits = in_time(fits)
     most, least_layers = _reach(fits, numbers, layers)
-    possible = fits.any(axis=2).all(axis=1) & (most.sum(axis=1) >= layers)
+    possible = np.all(fits.any(axis=2), axis=1) & (most.sum(axis=1) >= layers)
     if pipeline is not None:
         work = pipeline.weight * sum(
             pipeline.units[k] * n for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers))
@@ -348,8 +353,9 @@ class CutModel:
                 for rank in range(self.shape.pp):
                     self.model.add(variable >= self._on_rank(units, rank, form.weight / self.tick))
         self.constant = math.floor(constant / self.tick)
-        self.improve(to_beat)
-        self.model.minimize(cp_model.LinearExpr.sum(self.values))
+        if self.values:
+            self.improve(to_beat)
+            self.model.minimize(cp_model.LinearExpr.sum(self.values))
 
     def _options(self, layers: int, domains: Sequence[Domain]) -> None:
         """Per rank the cuts of the stated domain, (option, chunk), and a literal for each."""
@@ -559,7 +565,7 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
         return np.zeros((0, pp * vpp), np.int16)
     pipeline = next(((form.weight, units) for form, units in row.objective if form.name == PIPELINE), None)
     rest = sum(
-        float(_others(p, replace(form, units=units), pp, min(map(min, totals_of)), max(map(max, totals_of))))
+        float(_others(p, form, units, pp, min(map(min, totals_of)), max(map(max, totals_of))))
         for form, units in row.objective
         if form.name != PIPELINE
     )
@@ -581,9 +587,9 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
             waits = np.repeat(ahead, len(total))
             if pipeline is not None:
                 weight, units = pipeline
-                busy = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
-                busy = busy + (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"]
-                busy = busy + _at_least(p, units, total, i, row.shape)
+                fixed = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
+                fixed += (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"]
+                busy = fixed + _at_least(p, units, total, i, row.shape)
                 keep &= weight * (waits + np.tile(busy, len(chosen))) <= room
                 waits = waits + np.tile(_cheapest(p, units, "_ahead") * options[i][:, 0], len(chosen))
             left, right = np.divmod(np.flatnonzero(keep), len(total))
@@ -624,19 +630,18 @@ def _at_least(p: Instance, units: Mapping[str, float], numbers: Array, rank: int
     return np.asarray(cost * cheap + (dearer[0][0] if dearer else 0.0) * (numbers - cheap))
 
 
-def _others(p: Instance, form: Form, pp: int, low: int, high: int) -> Array:
-    """(row,) at least what a term but the pipeline costs: its mean over the ranks, or its first or last rank's part.
+def _others(p: Instance, form: Form, units: Mapping[str, Any], pp: int, low: int, high: int) -> Any:
+    """At least what a term but the pipeline costs: its mean over the ranks, or its first or last rank's part.
 
     ``low``, ``high``: least and most layers of a rank.
     """
-    units = form.units
     mean = units["nothing"] + units["first"] / pp + units["last"] / pp
     mean = mean + sum(units[kind] * n / pp for kind, n in _kinds(p).items())
     each = _cheapest(p, units)
     layers = np.where(each < 0, each * high, each * low)
     ends = units["nothing"] + np.maximum(units["first"], units["last"]) + layers
     least = np.maximum(mean, ends)
-    return np.asarray(form.weight * (np.maximum(least, 0.0) if form.at_least_zero else least))
+    return form.weight * (np.maximum(least, 0.0) if form.at_least_zero else least)
 
 
 class CutList:

@@ -23,6 +23,7 @@ from parsolve.errors import InternalError
 from parsolve.evaluation import (
     Rows,
     active_limits,
+    instance_for,
     objective_rows,
     objective_value,
     total_time,
@@ -68,17 +69,19 @@ class Query:
     """Which plans are asked for.
 
     ``top``: how many, None for all. ``cap``: only plans whose key is at most this. ``distinct``: the best plan of each
-    (tp, pp, cp, ep) only.
+    (tp, pp, cp, ep) only. ``any_cut``: solve for the best of all cuts of every plan, where the launcher takes any cut
+    and the list is short.
     """
 
     top: int | None = 5
     cap: float = math.inf
     distinct: bool = False
+    any_cut: bool = True
 
     @property
     def short(self) -> bool:
         """A list short enough to solve for the best of all cuts of every plan."""
-        return self.top is not None and self.top <= ANY_CUT_TOP
+        return self.any_cut and self.top is not None and self.top <= ANY_CUT_TOP
 
 
 @dataclass
@@ -238,7 +241,7 @@ def _finish(result: Ranking, best: _List, clock: _Clock, lowest: float) -> None:
     result.plans = best.sorted()
     first = result.plans[0].key if result.plans else math.inf
     result.bound = first if result.complete else min(first, lowest)
-    if best.query == Query(top=None) and result.complete:
+    if best.query.top is None and best.query.cap == math.inf and not best.query.distinct and result.complete:
         result.legal = len(result.plans)
     result.wall_s = time.perf_counter() - clock.start
     result.cpu_s = time.process_time() - clock.cpu
@@ -300,9 +303,7 @@ class _Search:
         """The tables with all cuts at once."""
         if self.spaces is None:
             return Spaces(self.problem, any_cut=True).once(self.problem, gbs, self._limit())
-        if self.spaces.any is None:
-            self.spaces.any = Spaces(self.spaces.problem, any_cut=True)
-        return self.spaces.any.at(self.problem, gbs, self._limit())
+        return self.spaces.with_any_cut().at(self.problem, gbs, self._limit())
 
     def _any_cut(self, gbs: int) -> tuple[bool, float]:
         """The same with all cuts at once; (proven, lower bound of the key)."""
@@ -325,12 +326,12 @@ class _Search:
     def _plant(self, p: Instance, domains: dict[str, Array]) -> None:
         """Put the seeds of this batch size on the list."""
         for config in self.seeds:
-            if config.gbs != p.gbs or config.layers_per_stage not in p.splits.index:
-                continue
-            values = _assignment(p, config)
-            inside = all(value in domains[axis] for axis, value in values.items())
-            if inside and not violations(p, config):
-                self.list_plan(p, config, objective_value(p, config))
+            inside = all(value in domains[axis] for axis, value in config.axes().items())
+            listed = config.layers_per_stage in p.splits.index
+            if config.gbs == p.gbs and inside and (listed or self.any_cut):
+                own = p if listed else instance_for(self.problem, config.layers_per_stage, p.gbs)
+                if not violations(own, config):
+                    self.list_plan(own, config, objective_value(own, config))
 
     def _add(self, p: Instance, rows: Rows, table: Table, chosen: Iterable[int]) -> None:
         """List the rows that belong there, given from the lowest bound up."""
@@ -338,7 +339,7 @@ class _Search:
             if rows.bound[i] > self._limit() * (1 + SLACK):
                 break
             config = configs_of(p, table, [i])[0]
-            if rows.bound[i] < self.best.key(config):
+            if rows.bound[i] <= self.best.key(config) * (1 + SLACK):
                 self.list_plan(p, config, rows.exact(i))
 
     def list_plan(self, p: Instance, config: Config, cost: float) -> None:

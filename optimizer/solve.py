@@ -47,6 +47,7 @@ class Request:
     hints: tuple[Config, ...] = ()
     time_limit: float | None = None
     workers: int = 1
+    any_cut: bool = True
 
 
 def solve_problem(
@@ -115,6 +116,7 @@ def _ranking(
 
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
+        query = replace(query, any_cut=query.any_cut and request.any_cut)
         return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
 
     objective = request.objective
@@ -125,12 +127,12 @@ def _ranking(
     second = objective.second_goal()
     if request.within is None and second is None:
         return run(problem, Query(request.top, distinct=request.distinct))
-    first = run(problem, Query(1))
+    first = run(problem, Query(1, any_cut=False))  # long lists take the cuts that can be listed
     if not first.plans or not first.complete:
         return first
     cap = first.plans[0].key * (1 + tolerance) * (1 + SLACK)
     if second is None:
-        return run(problem, Query(request.top if request.within is None else None, cap, request.distinct))
+        return run(problem, Query(request.top if request.within is None else None, cap, request.distinct, False))
     everything = run(problem, Query(None, cap))
     everything.plans = _reordered(problem.with_(goal=second), everything.plans)[: request.top]
     return everything
@@ -244,14 +246,19 @@ def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) ->
     return Baseline(name, config, step, 1.0 if config == best.config else relative)
 
 
+def is_even(config: Config) -> bool:
+    """Whether all stages hold the same number of layers."""
+    return len({n for stage in config.layers_per_stage for n in stage}) == 1
+
+
 def _even_split(
     problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None, spaces: Spaces
 ) -> Baseline | None:
-    """The best plan whose stages are equal: one of the ranking if it holds one, else a solve with that rule added."""
-    for plan in ranking.plans:
-        if len({n for stage in plan.config.layers_per_stage for n in stage}) == 1:
-            return _beside("even", problem, plan.config, best)
+    """The best plan whose stages are equal: the best of all, else a solve with that rule added."""
+    if is_even(best.config):
+        return _beside("even", problem, best.config, best)
     if time_limit is not None and time_limit <= 0:
         return None
-    again = rank(problem.with_(rules=(*problem.rules, even_cut)), Query(1), time_limit, spaces=spaces)
+    asked = problem.with_(rules=(*problem.rules, even_cut))
+    again = rank(asked, Query(1, any_cut=False), time_limit, spaces=spaces)
     return _beside("even", problem, again.plans[0].config, best) if again.plans else None

@@ -57,10 +57,15 @@ class Spaces:
         self.problem, self.objective, self.room, self.domains = problem, objective, tuple(room), domains
         self.any_cut = any_cut
         self.any: Spaces | None = None
-        """The same problem with all cuts at once, built when asked for."""
         self.shared: dict[int, _Shared | Space] = {}
         self.counts: dict[int, tuple[Splits, Counts]] = {}
         self.merges: Merges = []
+
+    def with_any_cut(self) -> Spaces:
+        """The spaces of the same problem with all cuts at once."""
+        if self.any is None:
+            self.any = Spaces(self.problem, self.objective, self.room, self.domains, any_cut=True)
+        return self.any
 
     def once(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, built for it alone; rows above the bound are dropped."""

@@ -136,6 +136,7 @@ def solve(
     hint: Iterable[Config] = (),
     time_limit: float | None = None,
     workers: int = 1,
+    cuts: str = "any",
     progress: Callable[[str], None] | None = None,
     log: bool = False,
 ) -> Result:
@@ -155,6 +156,8 @@ def solve(
     hint: configurations to start from.
     time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
     workers: threads of CP-SAT; the answer is the same with any number.
+    cuts: ``any`` solves for the best of all cuts of the layers for each of up to 20 plans, where the launcher takes
+        layout strings; ``listed`` takes even cuts, first/last counts, and embedding and loss counted as layers.
     progress: called with a line of text now and then.
 
     Raises
@@ -175,10 +178,21 @@ def solve(
     problem = restrict(problem, pin, forbid, max, min, own)
     if pareto and (objective != "step_time" or within is not None or distinct):
         raise SpecError("the Pareto front goes with no other objective, within or distinct", "pareto")
+    if cuts not in ("any", "listed"):
+        raise SpecError(f"{cuts!r} is neither any nor listed", "cuts")
     if workers < 1:
         raise SpecError(f"at least one worker is needed, not {workers}", "workers")
     request = Request(
-        top, within, distinct, parse_objective(objective, problem), pareto, explain, tuple(hint), time_limit, workers
+        top,
+        within,
+        distinct,
+        parse_objective(objective, problem),
+        pareto,
+        explain,
+        tuple(hint),
+        time_limit,
+        workers,
+        cuts == "any",
     )
     return solve_problem(problem, request, progress, log)
 

@@ -149,9 +149,9 @@ def rank_cuts(
 ) -> dict[bool, list[tuple[int, ...]]]:
     """The stated domain of free cuts: chunk sizes that one rank may have with ``least`` to ``most`` layers in all.
 
-    A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones are
-    its first (True) or its last (False), on all ranks alike. The pipeline's first chunk (with the embedding) and its
-    last (with the output layer) may hold fewer layers than the others of their rank, or none.
+    A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones
+    are its first (True) or its last (False), on all ranks alike. The pipeline's first chunk (with the embedding) and
+    its last (with the output layer) may hold fewer layers than the others of their rank, or none.
     """
     low, high = (int(b.max()) for b in bounds(num_layers, pp, vpp))
     found: dict[bool, dict[tuple[int, ...], None]] = {True: {}, False: {}}
@@ -211,8 +211,8 @@ IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight")
 class Splits:
     """A list of cuts with what every representative stage holds, as arrays over (split, stage slot).
 
-    ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a slot
-    stands for; only the mean slot of a relaxed cut has one.
+    ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a
+    slot stands for; only the mean slot of a relaxed cut has one.
     """
 
     def __init__(self, layer_is_moe: Sequence[bool], cuts: Sequence[Split]) -> None:
@@ -276,7 +276,7 @@ class Splits:
         return result
 
     def _equal_chunks_in_flight(self, layers: Array, split: Any, stage: Any, grad_acc: Any) -> Any:
-        """1F1B: min(m, p-i) microbatches. Interleaved: min(m*v, 2*(p-1-i) + (v-1)*p + 1) chunks, in rounds of p each."""
+        """1F1B: min(m, p-i) microbatches. Interleaved: min(m*v, 2*(p-1-i) + (v-1)*p + 1) chunks, in rounds of p."""
         pp, vpp, rank = self.pp[split], self.vpp[split], self.rank[split, stage]
         plain = np.minimum(grad_acc, pp - rank)
         interleaved = np.minimum(grad_acc * vpp, 2 * (pp - 1 - rank) + (vpp - 1) * pp + 1)
@@ -301,7 +301,7 @@ class Splits:
         if cut.kind == FREE:
             return _relaxed_in_flight(name, cut, self.layer_is_moe, microbatches, self.slots)
         if name == "embedding_in_flight":
-            return np.minimum(microbatches, cut.pp) * self.features["first"][split]
+            return np.asarray(min(microbatches, cut.pp) * self.features["first"][split])
         layers = self.contents[split][0 if name == "dense_in_flight" else 1]
         shape = Shape(cut.pp, cut.vpp, microbatches)
         ranks = self.rank[split].tolist()

@@ -6,37 +6,59 @@ It shares the rules, terms and domains with the solver, and nothing of how the s
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.evaluation import active_limits, active_rules, objective_value
+from parsolve.evaluation import active_limits, active_rules, objective_rows
 from parsolve.functions import Array
-from parsolve.optimizer.domains import batch_domains, reachable_batches, split_list, static_domains
+from parsolve.optimizer.domains import batch_domains, reachable_batches, split_list, static_domains, takes_any_cut
 from parsolve.optimizer.ranking import rank_key
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
+from parsolve.splits import Layers, Split, Splits, classify, rank_cuts
 
 AXES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "zero", "mbs", "grad_acc", "recompute", "split")
 
 
-def enumerate_all(problem: Problem) -> list[tuple[float, Config]]:
-    """(ranking key, configuration) of every legal plan, in rank order."""
-    found: list[tuple[float, Config]] = []
+def enumerate_all(problem: Problem, top: int | None = None, any_cut: bool = False) -> list[tuple[float, Config]]:
+    """(ranking key, configuration) of every legal plan with its best cut, or of the ``top`` first, in rank order."""
+    found: dict[Config, tuple[float, Config]] = {}
     for gbs in reachable_batches(problem):
-        found += _at_batch(problem, gbs)
-    return sorted(found)
+        _at_batch(problem, gbs, found, top, any_cut)
+    return sorted(found.values())[:top]
+
+
+def all_cuts(layers: int, pp: int, vpp: int) -> list[Layers]:
+    """Every cut of the stated domain of free cuts."""
+    found: dict[Layers, None] = {}
+    for side in (False, True):
+        ranks = [rank_cuts(layers, pp, vpp, rank, 0, layers)[side] for rank in range(pp)]
+        found |= {cut: None for cut in itertools.product(*ranks) if sum(map(sum, cut)) == layers}
+    return list(found)
+
+
+def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool) -> Splits:
+    splits = split_list(problem, domains["pp"], domains["vpp"])
+    if not any_cut or not takes_any_cut(problem):
+        return splits
+    layers = problem.model.num_layers
+    shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
+    cuts = dict.fromkeys([cut.layers for cut in splits.cuts] + [c for s in shapes for c in all_cuts(layers, *s)])
+    return Splits(problem.model.layer_is_moe, [Split(cut, classify(cut, layers)) for cut in cuts])
 
 
 def any_legal(problem: Problem) -> bool:
-    """Whether some plan is legal."""
-    return any(bool(_rows(problem, gbs)[2].any()) for gbs in reachable_batches(problem))
+    """Whether some plan is legal, with any cut that the launcher takes."""
+    return any(bool(_rows(problem, gbs, any_cut=True)[2].any()) for gbs in reachable_batches(problem))
 
 
-def _rows(problem: Problem, gbs: int) -> tuple[Instance, dict[str, Array], Array]:
+def _rows(problem: Problem, gbs: int, any_cut: bool = False) -> tuple[Instance, dict[str, Array], Array]:
     """Every combination that fills both grids, as columns, and which of them are legal."""
     domains = {**static_domains(problem), **batch_domains(problem, gbs)}
-    splits = split_list(problem, domains["pp"], domains["vpp"])
+    splits = _splits(problem, domains, any_cut)
     p = problem.instance(gbs, splits)
     world = p.world
     by_pp: dict[int, list[int]] = {}
@@ -71,22 +93,33 @@ def _rows(problem: Problem, gbs: int) -> tuple[Instance, dict[str, Array], Array
     return p, values, legal
 
 
-def _at_batch(problem: Problem, gbs: int) -> list[tuple[float, Config]]:
-    p, values, legal = _rows(problem, gbs)
+def _at_batch(
+    problem: Problem, gbs: int, found: dict[Config, tuple[float, Config]], top: int | None, any_cut: bool
+) -> None:
+    """Put the plans of one batch size in ``found``, by the configuration without its cut.
+
+    Schedules are simulated for rows whose bound, checked against simulations elsewhere, may still matter.
+    """
+    p, values, legal = _rows(problem, gbs, any_cut)
     if not legal.any():
-        return []
-    splits = p.splits
-    costs = np.broadcast_to(np.asarray(objective_value(p, values)), legal.shape)
+        return
+    rows = objective_rows(p, values)
     names = ("tp", "pp", "cp", "ep", "etp", "vpp", "zero", "mbs", "grad_acc", "dp", "edp")
-    return [
-        (
-            rank_key(float(costs[i])),
-            Config(
-                **{name: int(values[name][i]) for name in names},
-                recompute=Recompute(int(values["recompute"][i])),
-                layers_per_stage=splits.cuts[int(values["split"][i])].layers,
-                sequence_parallel=bool(p.sequence_parallel and values["tp"][i] > 1),
-            ),
+    order = np.flatnonzero(legal)
+    worst = math.inf
+    for i in order[np.argsort(rows.bound[order], kind="stable")].tolist():
+        if rows.bound[i] > worst * (1 + 1e-9):
+            break
+        config = Config(
+            **{name: int(values[name][i]) for name in names},
+            recompute=Recompute(int(values["recompute"][i])),
+            layers_per_stage=(),
+            sequence_parallel=bool(p.sequence_parallel and values["tp"][i] > 1),
         )
-        for i in np.flatnonzero(legal)
-    ]
+        known = found.get(config)
+        if known is None or rows.bound[i] <= known[0] * (1 + 1e-9):
+            cut = replace(config, layers_per_stage=p.splits.cuts[int(values["split"][i])].layers)
+            plan = (rank_key(rows.exact(i)), cut)
+            found[config] = min(known, plan) if known else plan
+            if top is not None and len(found) >= top:
+                worst = sorted(key for key, _ in found.values())[top - 1]

@@ -26,6 +26,14 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     show_default=True,
     help="Threads of CP-SAT; the answer is the same with any number.",
 )
+@click.option(
+    "--cuts",
+    type=click.Choice(["any", "listed"]),
+    default="any",
+    show_default=True,
+    help="any: the best of all cuts of the layers for each of up to 20 plans, where the launcher takes layout strings;"
+    " listed: even cuts, first/last counts, embedding and loss counted as layers.",
+)
 @click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
 @click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")
 @click.option(
@@ -76,6 +84,7 @@ def command(**options: Any) -> int:
         hint=_hints(options["hint"]),
         time_limit=options["time_limit"],
         workers=options["workers"],
+        cuts=options["cuts"],
         progress=Progress(output.quiet),
         log=output.verbose and not output.quiet,
     )
