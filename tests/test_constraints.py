@@ -54,7 +54,7 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("experts_exist", dense(), "tp=2", "tp=2,ep=2"),
     ("dense_expert_grid", dense(), "tp=2", "tp=2,etp=1"),
     ("experts_divide", moe(), "ep=16,etp=1,tp=1", "ep=12,etp=1,tp=1"),
-    ("enough_layers", dense(), "pp=2,vpp=20", "pp=2,vpp=21"),
+    ("enough_layers", dense(), "pp=2,vpp=21", "pp=2,vpp=22"),
     ("layers_divide", dense(), "pp=8", "pp=16"),
     ("microbatch_group", dense(gbs=56), "pp=4,vpp=1,tp=2", "pp=4,vpp=2,tp=2,mbs=4"),
     ("chunks_need_pipeline", dense(), "pp=1", "pp=1,vpp=2"),
