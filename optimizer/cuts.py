@@ -262,7 +262,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         for m in np.unique(depths).tolist():
             here = np.flatnonzero(depths == m)
             shape = Shape(pp, vpp, int(m))
-            least = np.array([[_least_held(layers, shape, r, int(n)) for n in window] for r in range(pp)])
+            least = np.stack([_least_held(layers, shape, r)[window] for r in range(pp)])
             for form in all_forms.limits:
                 per_held = cheapest(form.units, "_in_flight")[here]
                 first_in_flight = form.units["embedding_in_flight"] * np.minimum(values["grad_acc"], pp)
@@ -303,14 +303,29 @@ def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, cheap
     return np.asarray(waits + per_layer[:, None] * before)
 
 
-@lru_cache(maxsize=4096)
-def _least_held(layers: int, shape: Shape, rank: int, number: int) -> float:
-    """Layers times microbatches that a rank with ``number`` layers holds at least at its worst moment; inf: no cut."""
-    domain = rank_cuts(layers, shape.pp, shape.vpp, rank, number, number)
-    cuts = domain[True] + domain[False]
-    if not cuts:
-        return math.inf
-    return float((held(shape, rank) @ np.array(cuts).T).max(axis=0).min())
+@lru_cache(maxsize=2048)
+def _least_held(layers: int, shape: Shape, rank: int) -> Array:
+    """Layers times microbatches that a rank holds at least at its worst moment, for 0 to ``layers`` layers; inf: none.
+
+    The ends of the pipeline look at all their cuts, the other ranks at the two level ones.
+    """
+    pp, vpp, *_ = shape
+    moments = held(shape, rank)
+    numbers = np.arange(layers + 1)
+    if rank in (0, pp - 1):
+        least = np.full(layers + 1, math.inf)
+        most = int(bounds(layers, pp, vpp)[1].sum(axis=1).max())
+        for cuts in rank_cuts(layers, pp, vpp, rank, 0, min(layers, most)).values():
+            if cuts:
+                sizes = np.array(cuts)
+                np.minimum.at(least, sizes.sum(axis=1), (moments @ sizes.T).max(axis=0))
+        return least
+    low, high = (int(b.max()) for b in bounds(layers, pp, vpp))
+    small, fuller = np.divmod(numbers, vpp)
+    last = np.arange(vpp) >= vpp - fuller[:, None]
+    either = [(moments @ (small[:, None] + side).T).max(axis=0) for side in (last, last[:, ::-1])]
+    fits = (small >= low) & (small + (fuller > 0) <= high)
+    return np.where(fits, np.minimum(*either), math.inf)
 
 
 @dataclass
@@ -483,9 +498,9 @@ def best_cut(
     """
     domains = _domains(p, row, *caps_of_row)
     listed = _listed(p, row, to_beat, domains)
-    master = CutModel(p, row, to_beat, domains) if listed is None else CutList(p, row, to_beat, listed)
+    master = CutModel(p, row, to_beat, domains) if listed is None else CutList(p, row, to_beat, *listed)
     known = paths.of(row.shape)
-    for path in known:
+    for path in known if listed is None else known[row.shape.pp :]:  # the list knows the straight ones
         master.add_path(path)
     best: Layers | None = None
     cost, rounds = to_beat, 0
@@ -556,13 +571,13 @@ MAX_LISTED = 3_000_000
 """Cuts of a row are listed when they have no more stages than this in all."""
 
 
-def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) -> Array | None:
-    """All cuts that the straight paths allow, (cut, stage) in model order; None when there are too many."""
+def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) -> tuple[Array, Array] | None:
+    """All cuts that the straight paths allow, (cut, stage) in model order, and their lengths; None: too many."""
     pp, vpp, *_ = row.shape
     layers = p.model.num_layers
     totals_of = [[sum(cut) for cuts in domain.values() for cut in cuts] for domain in domains]
     if not all(totals_of):
-        return np.zeros((0, pp * vpp), np.int16)
+        return np.zeros((0, pp * vpp), np.int16), np.zeros(0)
     pipeline = next(((form.weight, units) for form, units in row.objective if form.name == PIPELINE), None)
     rest = sum(
         float(_others(p, form, units, pp, min(map(min, totals_of)), max(map(max, totals_of))))
@@ -570,7 +585,7 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
         if form.name != PIPELINE
     )
     room = to_beat * (1 + SLACK) - rest
-    blocks = []
+    blocks, lengths = [np.zeros((0, pp * vpp), np.int16)], [np.zeros(0)]
     for side in (False, True):
         options = [np.array(domain[side], dtype=np.int16).reshape(-1, vpp) for domain in domains]
         if any(not len(sizes) for sizes in options):
@@ -578,29 +593,34 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
         totals = [sizes.sum(axis=1, dtype=np.int64) for sizes in options]
         after_least = [sum(int(t.min()) for t in totals[i + 1 :]) for i in range(pp)]
         after_most = [sum(int(t.max()) for t in totals[i + 1 :]) for i in range(pp)]
-        chosen, sums, ahead = np.zeros((1, 0), np.int16), np.zeros(1, np.int64), np.zeros(1)
+        chosen, sums, ahead, longest = np.zeros((1, 0), np.int16), np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
         for i, total in enumerate(totals):
             if len(chosen) * len(total) > MAX_LISTED:
                 return None
             grown = (sums[:, None] + total[None, :]).ravel()
             keep = (grown + after_least[i] <= layers) & (grown + after_most[i] >= layers)
-            waits = np.repeat(ahead, len(total))
+            waits, length = np.repeat(ahead, len(total)), np.repeat(longest, len(total))
             if pipeline is not None:
                 weight, units = pipeline
                 fixed = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
                 fixed += (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"]
                 busy = fixed + _at_least(p, units, total, i, row.shape)
-                keep &= weight * (waits + np.tile(busy, len(chosen))) <= room
+                length = np.maximum(length, waits + np.tile(busy, len(chosen)))
+                keep &= weight * length <= room
                 waits = waits + np.tile(_cheapest(p, units, "_ahead") * options[i][:, 0], len(chosen))
             left, right = np.divmod(np.flatnonzero(keep), len(total))
-            chosen, sums, ahead = np.column_stack((chosen[left], right.astype(np.int16))), grown[keep], waits[keep]
+            chosen = np.column_stack((chosen[left], right.astype(np.int16)))
+            sums, ahead, longest = grown[keep], waits[keep], length[keep]
             if len(chosen) * pp * vpp > MAX_LISTED:
                 return None
+        if side:  # what is level on all ranks is in the other block
+            level = [np.array([cut in set(domain[False]) for cut in domain[True]]) for domain in domains]
+            other = ~np.all([known[chosen[:, i]] for i, known in enumerate(level)], axis=0)
+            chosen, longest = chosen[other], longest[other]
         picked = [sizes[chosen[:, i]] for i, sizes in enumerate(options)]
         blocks.append(np.stack(picked, axis=2).reshape(len(chosen), pp * vpp))
-    if not blocks:
-        return np.zeros((0, pp * vpp), np.int16)
-    return np.unique(np.concatenate(blocks), axis=0)
+        lengths.append(longest)
+    return np.concatenate(blocks), np.concatenate(lengths)
 
 
 def _kinds(p: Instance) -> dict[str, int]:
@@ -647,7 +667,7 @@ def _others(p: Instance, form: Form, units: Mapping[str, Any], pp: int, low: int
 class CutList:
     """All cuts of one row with the longest of the known paths of each."""
 
-    def __init__(self, p: Instance, row: Row, to_beat: float, counts: Array) -> None:
+    def __init__(self, p: Instance, row: Row, to_beat: float, counts: Array, length: Array) -> None:
         self.row, self.to_beat = row, to_beat
         self.counts = counts
         prefix = np.concatenate(([0], np.cumsum(p.model.layer_is_moe))).astype(np.int64)
@@ -668,7 +688,7 @@ class CutList:
                 each = each + np.minimum(units["dense_in_flight"], units["moe_in_flight"]) * (layers[0] + layers[1])
             worst = each.max(axis=1)
             self.rest += form.weight * (np.maximum(worst, 0.0) if form.at_least_zero else worst)
-        self.length = np.zeros(len(counts))
+        self.length = length
         self.alive = self._legal(p)
         self.given: Array = np.zeros(0, np.int64)
 
