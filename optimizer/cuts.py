@@ -500,7 +500,7 @@ def best_cut(
     listed = _listed(p, row, to_beat, domains)
     master = CutModel(p, row, to_beat, domains) if listed is None else CutList(p, row, to_beat, *listed)
     known = paths.of(row.shape)
-    for path in known if listed is None else known[row.shape.pp :]:  # the list knows the straight ones
+    for path in known if listed is None else known[: row.shape.pp - 1 : -1]:  # the list knows the straight ones
         master.add_path(path)
     best: Layers | None = None
     cost, rounds = to_beat, 0
@@ -515,6 +515,7 @@ def best_cut(
         contents = [Contents.of(counts, p.model.layer_is_moe) for counts in cuts]
         times = [pass_times(row.items, of.dense, of.moe) for of in contents]
         forward, backward = (np.stack([t[i] for t in times], axis=1) for i in (0, 1))
+        found = []
         for counts, of, passes, path in zip(
             cuts, contents, times, long_paths(row.shape, forward, backward, row.items.delay), strict=True
         ):
@@ -526,9 +527,11 @@ def best_cut(
                 if value < cost * (1 - SLACK):
                     best, cost = from_model_order(counts.tolist(), row.shape.pp), value
                     master.improve(cost)
-            known.append(path)
-            master.add_path(path)
+            found.append(path)
         master.forbid()
+        known += found
+        for path in found:
+            master.add_path(path)
 
 
 Domain = dict[bool, list[tuple[int, ...]]]
@@ -565,6 +568,8 @@ def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: 
     return np.asarray(fixed + each * layers + in_flight * (moments @ sizes.T).max(axis=0) + holds * (layers > 0))
 
 
+SPARSE = 0.3
+"""Cuts out of the race are dropped from the list when they are at least this share of it."""
 AT_ONCE = 16
 """Listed cuts evaluated in one round."""
 MAX_LISTED = 3_000_000
@@ -689,7 +694,8 @@ class CutList:
             worst = each.max(axis=1)
             self.rest += form.weight * (np.maximum(worst, 0.0) if form.at_least_zero else worst)
         self.length = length
-        self.alive = self._legal(p)
+        alike = len(_kinds(p)) == 1  # then the domains hold legal cuts only
+        self.alive = np.ones(len(counts), dtype=bool) if alike else self._legal(p)
         self.given: Array = np.zeros(0, np.int64)
 
     def _legal(self, p: Instance) -> Array:
@@ -721,6 +727,16 @@ class CutList:
         dense = path.forward * of.dense[0] + path.backward * of.dense[1]
         moe = path.forward * of.moe[0] + path.backward * of.moe[1]
         self.length = np.maximum(self.length, fixed + self.dense @ dense + self.moe @ moe)
+        self._drop(SPARSE)
+
+    def _drop(self, share: float) -> None:
+        """Forget cuts that are out of the race, if they are at least so large a share."""
+        keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
+        if int(keep.sum()) < (1 - share) * len(keep):
+            for name in ("counts", "dense", "moe", "rest", "length"):
+                setattr(self, name, getattr(self, name)[keep])
+            self.alive = np.ones(int(keep.sum()), dtype=bool)
+            self.given = np.zeros(0, np.int64)
 
     def improve(self, cost: float) -> None:
         """Only cuts that beat ``cost``."""
@@ -732,11 +748,7 @@ class CutList:
 
     def solve(self, time_limit: float | None) -> tuple[Array, bool]:
         """The cheapest cuts under the paths so far, (cut, stage); none when none is left that beats the cost."""
-        keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
-        if not keep.all():
-            for name in ("counts", "dense", "moe", "rest", "length"):
-                setattr(self, name, getattr(self, name)[keep])
-            self.alive = np.ones(int(keep.sum()), dtype=bool)
+        self._drop(0.0)
         bound = self.rest + self.weight * self.length
         few = min(AT_ONCE, len(bound))
         self.given = np.argpartition(bound, few - 1)[:few] if few else np.zeros(0, np.int64)
