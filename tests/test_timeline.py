@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import defaultdict
@@ -90,7 +91,7 @@ def test_a_trace_is_the_whole_schedule(text: str) -> None:
     assert sorted(ranks) == list(range(config.pp))
     for spans in ranks.values():
         spans.sort()
-        assert all(a[1] <= b[0] + 1e-3 for a, b in zip(spans, spans[1:], strict=False))  # 1 ns
+        assert all(a[1] <= b[0] + 1e-3 for a, b in itertools.pairwise(spans))  # 1 ns
     for (stage, microbatch, back), (start, _) in ends.items():
         before = inputs_of(stage, back, config.pp * config.vpp)
         assert before is None or ends[(before[0], microbatch, before[1])][1] <= start + 1e-3

@@ -41,7 +41,9 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
         heads[1] = "layers"
         rows = _cells(groups, [str(sum(stage["layers"])) for stage, _ in groups])
     sizes = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
-    room = width - _width(rows, heads) - fixed + MIN_BAR
+    if _width(rows, heads) + fixed > width:
+        notes = [note and "  over" for note in notes]
+    room = width - _width(rows, heads) - max(map(len, notes))
     scale = min(max(room, MIN_BAR), MAX_BAR) / max(1, limit, *totals)
     marks = MARKS[unicode]
     legend = f"{marks[0]} states, {marks[1]} activations, {marks[2]} other, {marks[3]} free, of {gib(limit)} GiB"
