@@ -48,6 +48,16 @@ def test_small_problems_equal_the_oracle(block: int) -> None:
         compare(seed, large=False, k=DEPTHS[seed % len(DEPTHS)])
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_gpipe_equals_the_oracle(seed: int) -> None:
+    given = random_problem(20_000 + seed)
+    framework = "torchtitan" if seed % 2 else "generic"
+    given = replace_workload(given, framework=framework, framework_version=None, schedule="gpipe")
+    ranking = rank(given, Query(top=10))
+    assert ranking.complete
+    assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in enumerate_all(given, 10, True)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("PARSOLVE_ORACLE_SEEDS", "1000"))))
 def test_large_problems_equal_the_oracle(seed: int) -> None:

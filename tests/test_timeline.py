@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from simulate import simulate
 
 from parsolve import Problem
-from parsolve.api import check_result
+from parsolve.api import check, check_result
 from parsolve.cli import main
+from parsolve.errors import NotExpressibleError
 from parsolve.objectives.schedule import Shape, makespan, timeline
+from parsolve.problem import replace_workload
 from parsolve.render.trace import chrome_trace
 
 PLACE = ("h100-sxm:2x8", "llama3.1-8b", "--seq-len", "4096", "--gbs", "64")
@@ -99,6 +101,50 @@ def test_a_trace_is_the_whole_schedule(text: str) -> None:
     beside = sum(plan.estimate.terms_s.get(name, 0.0) for name in ("dp_comm", "gather_comm", "optimizer", "fixed"))
     assert pipeline == pytest.approx(plan.estimate.step_time_s - beside)
     assert trace["otherData"]["pipeline_s"] == pytest.approx(pipeline)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "generic"])
+def test_gpipe_takes_all_forward_passes_first(framework: str) -> None:
+    given = Problem("h100-sxm:2x8", "llama3.1-8b", seq_len=2048, gbs=64, framework=framework, schedule="gpipe")
+    text = f"pp=4,tp=4,mbs=2,zero={int(framework == 'torchtitan')},recompute=full"
+    plan = check_result(given, text).plans[0]
+    other = check_result(replace_workload(given, schedule="1f1b"), text).plans[0]
+    passes, m = plan.timeline(), plan.config.grad_acc
+    for rank in range(4):
+        here = passes.rank == rank
+        assert passes.is_backward[here].tolist() == [False] * m + [True] * m
+    held = [stage.parts["activations"] for stage in plan.stages]
+    assert [stage.rank for stage in plan.stages] == [0, 1, 2, 3]
+    assert held[1] == held[2] and held[1] > 2 * other.stages[1].parts["activations"]
+    assert plan.stages[3].parts["logits"] == m * other.stages[3].parts["logits"]
+    assert passes.end.max() == pytest.approx(other.timeline().end.max(), rel=0.2)
+    assert ("--parallelism.pipeline-parallel-schedule GPipe" in plan.args("torchtitan")) or framework == "generic"
+    with pytest.raises(NotExpressibleError, match="1F1B only"):
+        plan.args("megatron")
+
+
+def test_gpipe_without_a_pipeline_is_plain_accumulation() -> None:
+    plain = Problem("h100-sxm:1x8", "llama3.1-8b", seq_len=2048, gbs=64, framework="torchtitan")
+    text = "tp=8,mbs=2,zero=0,recompute=full"
+    plans = [check_result(replace_workload(plain, schedule=s), text).plans[0] for s in ("1f1b", "gpipe")]
+    assert plans[0].estimate == plans[1].estimate
+    assert plans[0].timeline().is_backward.tolist() == plans[1].timeline().is_backward.tolist()
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "rule"),
+    [
+        ("megatron", "pp=2", "gpipe_launcher"),
+        ("nemo", "pp=2", "gpipe_launcher"),
+        ("deepspeed", "pp=2", "gpipe_launcher"),
+        ("torchtitan", "pp=2,vpp=2", "gpipe_one_chunk"),
+    ],
+)
+def test_gpipe_only_where_the_launcher_has_it(framework: str, text: str, rule: str) -> None:
+    given = Problem("h100-sxm:2x8", "llama3.1-8b", seq_len=4096, gbs=64, framework=framework, schedule="gpipe")
+    assert rule in {v.rule for v in check(given, text)}
+    assert rule not in {v.rule for v in check(replace_workload(given, schedule="1f1b"), text)}
+    assert rule not in {v.rule for v in check(given, "pp=1")}
 
 
 def run(*words: object) -> Any:

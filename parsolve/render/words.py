@@ -36,6 +36,8 @@ def headline(data: Data) -> str:
     if workload.get("gbs_tolerance") is not None:
         batch += f" +- {100 * workload['gbs_tolerance']:g} %"
     framework = f"{problem['framework']} {problem['framework_version']}".strip()
+    if workload.get("schedule") == "gpipe":
+        framework += ", GPipe"
     return (
         f"{model['name']} ({_count(model['num_params'])} parameters{active}) on {cluster['name']} "
         f"({gpus} {cluster['gpu']['name']}), {framework}, {workload['precision']}, sequence {workload['seq_len']}, "
