@@ -206,7 +206,9 @@ def test_the_gain_over_equal_stages_is_said(even: str | None, proven: bool, part
     assert words.comparisons(data)[-1].endswith(part)
 
 
-@pytest.mark.parametrize(("cuts", "part"), [("any", "any cut of the layers"), ("listed", "as listed")])
+@pytest.mark.parametrize(
+    ("cuts", "part"), [("any", "any cut of the layers into chunks of half"), ("listed", "as listed")]
+)
 def test_the_certificate_names_the_cuts(cuts: str, part: str) -> None:
     assert part in words.certificate(result(solver={"cuts": cuts, "search_space": 5}).to_json())
 

@@ -63,6 +63,7 @@ def memory_picture(plan: Plan, path: Path) -> None:
         hatch = HATCHES[index % len(HATCHES)]
         axes.bar(ranks, heights, bottom=below, label=name, hatch=hatch, edgecolor="black", linewidth=0.3)
         below = [a + b for a, b in zip(below, heights, strict=True)]
+    axes.set_ylim(0, 1.05 * max(limit, *below))
     axes.axhline(limit, color="black", linestyle="--", label=f"limit {limit:.2f} GiB")
     axes.set(
         xlabel="pipeline rank (layers)", ylabel="memory, GiB", title=f"{plan.problem.model.name}, plan {plan.rank}"
