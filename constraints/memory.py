@@ -277,9 +277,10 @@ def stage_memory(p: Instance) -> StageMax:
         gathered.append((gathered_moe_layers, counts.holds_moe))
     parts = [Part(t, here) for terms, here in states for t in terms]
     parts += [Part(t, here) for t, here in activations]
-    parts.append(Part(logits, counts.is_last))
+    outputs = counts.gpipe_outputs_in_flight if p.workload.schedule == "gpipe" else counts.is_last
+    parts.append(Part(logits, outputs))
     parts += [Part(t, here, fragmentation, label="fragmentation") for t, here in activations]
-    parts.append(Part(logits, counts.is_last, fragmentation, label="fragmentation"))
+    parts.append(Part(logits, outputs, fragmentation, label="fragmentation"))
     parts += [Part(t, here) for t, here in gathered]
     parts.append(Part(outside_tensors))
     return StageMax("memory", tuple(parts))

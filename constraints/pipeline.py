@@ -78,6 +78,27 @@ def no_virtual_stages(p: Instance, *, vpp: Any) -> Any:
     return np.asarray(vpp) == 1
 
 
+@rule(
+    "GPipe with vpp={vpp}: all forward passes come first, so virtual stages gain nothing; use vpp=1",
+    name="gpipe_one_chunk",
+    source="Huang et al. 2019",
+)
+def gpipe_one_chunk(p: Instance, *, vpp: Any) -> Any:
+    """GPipe runs one chunk per rank."""
+    return (np.asarray(vpp) == 1) | (p.workload.schedule != "gpipe")
+
+
+@rule(
+    "pp={pp} by GPipe: {p.framework}'s pipeline runs 1F1B only; use --schedule 1f1b, or torchtitan",
+    name="gpipe_launcher",
+    frameworks=("megatron", "nemo", "deepspeed"),
+    source="Megatron-Core schedules.py; DeepSpeed runtime/pipe/schedule.py; torchtitan: pipeline_parallel_schedule",
+)
+def gpipe_launcher(p: Instance, *, pp: Any) -> Any:
+    """GPipe needs a launcher that has it: torchtitan."""
+    return (np.asarray(pp) == 1) | (p.workload.schedule != "gpipe")
+
+
 RULES = (
     split_ranks,
     split_chunks,
@@ -86,4 +107,6 @@ RULES = (
     layers_divide,
     microbatch_group,
     no_virtual_stages,
+    gpipe_one_chunk,
+    gpipe_launcher,
 )

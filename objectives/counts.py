@@ -152,26 +152,41 @@ def transfers_ahead(p: Instance, *, split: Any, stage: Any) -> Any:
     return _of(p, "hops_ahead", split, stage)
 
 
+def _in_flight(p: Instance, name: str, held: str, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """``held`` times the microbatches in flight; GPipe holds all of them on every rank of a pipeline."""
+    plain = p.splits.in_flight(name, split, stage, grad_acc)
+    if p.workload.schedule != "gpipe":
+        return plain
+    return np.where(p.splits.pp[split] > 1, _of(p, held, split, stage) * grad_acc, plain)
+
+
 @count
 def dense_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
     """Dense layers times the microbatches whose activations are held for them, at the rank's worst moment.
 
     1F1B: min(m, p-i) microbatches. Interleaved in groups of p: at most 2*(p-1-i) + (v-1)*p + 1 chunks, of which those
-    with the most layers at a time count. Source: Narayanan et al. 2021, section 2.2; Megatron-Core's schedules.py.
+    with the most layers at a time count. GPipe: all m. Source: Narayanan et al. 2021, section 2.2; Megatron-Core's
+    schedules.py; Huang et al. 2019.
     """
-    return p.splits.in_flight("dense_in_flight", split, stage, grad_acc)
+    return _in_flight(p, "dense_in_flight", "dense", split, stage, grad_acc)
 
 
 @count
 def moe_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
     """MoE layers times the microbatches whose activations are held for them, at the rank's worst moment."""
-    return p.splits.in_flight("moe_in_flight", split, stage, grad_acc)
+    return _in_flight(p, "moe_in_flight", "moe", split, stage, grad_acc)
 
 
 @count
 def embeddings_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
-    """Embedding outputs held on the first rank: min(m, p)."""
-    return p.splits.in_flight("embedding_in_flight", split, stage, grad_acc)
+    """Embedding outputs held on the first rank: min(m, p), under GPipe m."""
+    return _in_flight(p, "embedding_in_flight", "first", split, stage, grad_acc)
+
+
+@count
+def gpipe_outputs_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Microbatches whose logits the last rank of a GPipe pipeline keeps: all m, as no backward pass starts earlier."""
+    return _of(p, "last", split, stage) * np.where(p.splits.pp[split] > 1, grad_acc, 1)
 
 
 @count

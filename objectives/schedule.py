@@ -137,6 +137,31 @@ def _ends(shape: Shape, forward: Array, backward: Array, delay: float) -> Array:
             return ends[:-1]
 
 
+class Timeline(NamedTuple):
+    """Every pass of a schedule, arrays (pass,) in the order of rank and start; times in s."""
+
+    rank: Array
+    stage: Array
+    microbatch: Array
+    is_backward: Array
+    start: Array
+    end: Array
+
+
+def timeline(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> Timeline:
+    """When each pass starts and ends; parameters as in ``makespan``, whose value is the last end."""
+    ends = _ends(shape, forward[:, None], backward[:, None], delay)[:, 0]
+    passes = np.concatenate([order.passes for order in orders(shape)])
+    stage, microbatch = np.divmod(passes, shape.microbatches)
+    is_backward = stage >= len(forward)
+    stage = stage - is_backward * len(forward)
+    rank, end = stage % shape.pp, ends[passes]
+    start = end - np.where(is_backward, backward[stage], forward[stage])
+    same = rank[1:] == rank[:-1]
+    start[1:] = np.where(same, np.maximum(start[1:], end[:-1]), start[1:])  # the last bits of a difference
+    return Timeline(rank, stage, microbatch, is_backward, start, end)
+
+
 def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> float:
     """Length of the schedule, s.
 

@@ -207,9 +207,16 @@ def _ends(stages: int, first: float, last: float) -> Array:
 
 def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> float:
     """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s."""
+    return makespan(*schedule_of(p, values, of, i))
+
+
+def schedule_of(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> tuple[Shape, Array, Array, float]:
+    """The shape, the forward and backward times of the stages, and the delay of the same row's schedule."""
     dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
-    shape = Shape(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i]))
-    return makespan(shape, *pass_times(of.row(i), dense, moe))
+    pp = int(values["pp"][i])
+    kind = p.workload.schedule if pp > 1 else "1f1b"  # one rank runs each microbatch forward and backward
+    shape = Shape(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind)
+    return (shape, *pass_times(of.row(i), dense, moe))
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:

@@ -97,6 +97,7 @@ class Ranking:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     legal: int | None = None
+    any_cut: bool = False
     open_bound: float = 0.0
 
 
@@ -266,6 +267,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
         self.any_cut = self.best.query.short and domain_module.takes_any_cut(self.problem)
+        self.result.any_cut = self.any_cut
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""

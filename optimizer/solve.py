@@ -71,12 +71,17 @@ def solve_problem(
         "cpu_s": ranking.cpu_s,
         "search_space": ranking.search_space,
         "legal": ranking.legal,
+        "cuts": "any" if ranking.any_cut else "listed",
     }
     if interrupted:
         figures["interrupted"] = True
     plans = _plans(problem, ranking)
     best = ranking.plans[0] if ranking.plans else None
     left = None if request.time_limit is None else request.time_limit - ranking.wall_s
+    even: Baseline | None = None
+    if best is not None and not interrupted:
+        even, proven = _even_split(problem, ranking, best, left, spaces)
+        figures["even_split_proven"] = proven
     result = Result(
         problem=problem,
         status=status,
@@ -87,7 +92,7 @@ def solve_problem(
         domains=ranking.domains,
         solver=figures,
         baseline=_beside("rule-of-thumb", problem, thumb, best) if best is not None else None,
-        even_split=None if best is None or interrupted else _even_split(problem, ranking, best, left, spaces),
+        even_split=even,
         objective=request.objective,
         pareto=request.pareto,
     )
@@ -253,12 +258,12 @@ def is_even(config: Config) -> bool:
 
 def _even_split(
     problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None, spaces: Spaces
-) -> Baseline | None:
-    """The best plan whose stages are equal: the best of all, else a solve with that rule added."""
+) -> tuple[Baseline | None, bool]:
+    """The best plan whose stages are equal: the best of all, else a solve with that rule added; and whether proven."""
     if is_even(best.config):
-        return _beside("even", problem, best.config, best)
+        return _beside("even", problem, best.config, best), ranking.complete
     if time_limit is not None and time_limit <= 0:
-        return None
+        return None, False
     asked = problem.with_(rules=(*problem.rules, even_cut))
     again = rank(asked, Query(1, any_cut=False), time_limit, spaces=spaces)
-    return _beside("even", problem, again.plans[0].config, best) if again.plans else None
+    return _beside("even", problem, again.plans[0].config, best) if again.plans else None, again.complete

@@ -26,7 +26,7 @@ def make_plan(
     ``p`` is an instance that knows the configuration's cut at its batch size, when the caller has one.
     """
     p = p or instance_for(problem, config.layers_per_stage, config.gbs)
-    figures = estimate(_own_world(_as_configured(p, config), config), config)
+    figures = estimate(_as_run(p, config), config)
     return Plan(
         problem=problem,
         rank=rank,
@@ -48,8 +48,14 @@ def _as_configured(p: Instance, config: Config) -> Instance:
     return p
 
 
-def _own_world(p: Instance, config: Config) -> Instance:
-    """The instance on as many GPUs as the configuration really names, so that figures of an illegal one agree."""
+def plan_instance(problem: Problem, config: Config, every_rank: bool = False) -> Instance:
+    """The instance that the figures of one configuration come from; see ``Splits`` for ``every_rank``."""
+    return _as_run(instance_for(problem, config.layers_per_stage, config.gbs, every_rank), config)
+
+
+def _as_run(p: Instance, config: Config) -> Instance:
+    """As configured, on as many GPUs as the configuration really names, so that figures of an illegal one agree."""
+    p = _as_configured(p, config)
     world = config.tp * config.cp * config.pp * config.dp
     if world == p.world:
         return p

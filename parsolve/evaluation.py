@@ -17,7 +17,8 @@ from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
 from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
 from parsolve.objectives.network import inside_domain
-from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length, step_time
+from parsolve.objectives.schedule import Timeline, timeline
+from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length, schedule_of, step_time
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Layers, Split, Splits, classify
 
@@ -45,6 +46,11 @@ class StageMemory:
     def total(self) -> float:
         """All parts."""
         return sum(self.parts.values())
+
+    def to_json(self, limit: float) -> dict[str, int]:
+        """``memory_bytes`` of the JSON output: whole bytes; the parts add up to ``total``."""
+        parts = {name: round(amount) for name, amount in self.parts.items() if amount or name in _ALWAYS}
+        return {"total": sum(parts.values()), "limit": round(limit), **parts}
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,10 @@ def active_limits(problem: Problem) -> tuple[Limit, ...]:
     return (*(x for x in LIMITS if x.name not in problem.without), *problem.limits)
 
 
-def instance_for(problem: Problem, layers: Layers, gbs: int) -> Instance:
-    """The instance at one batch size that knows a single cut."""
+def instance_for(problem: Problem, layers: Layers, gbs: int, every_rank: bool = False) -> Instance:
+    """The instance at one batch size that knows a single cut; see ``Splits`` for ``every_rank``."""
     kind = classify(layers, problem.model.num_layers)
-    return problem.instance(gbs, Splits(problem.model.layer_is_moe, [Split(layers, kind)]))
+    return problem.instance(gbs, Splits(problem.model.layer_is_moe, [Split(layers, kind)], every_rank))
 
 
 def axis_values(p: Instance, config: Config) -> dict[str, int]:
@@ -232,7 +238,7 @@ def _memories(point: _Point) -> list[StageMemory]:
 
 
 def stage_memories(p: Instance, config: Config) -> list[StageMemory]:
-    """Memory by part of each representative pipeline rank, in rank order."""
+    """Memory by part of each pipeline rank that the instance's splits have a slot for, in rank order."""
     return _memories(_Point(p, axis_values(p, config)))
 
 
@@ -247,8 +253,6 @@ def estimate(p: Instance, config: Config) -> Estimate:
     peak = p.matmul_peak
     stages = _memories(point)
     worst = max(stages, key=lambda stage: stage.total)
-    parts = {name: round(amount) for name, amount in worst.parts.items() if amount or name in _ALWAYS}
-    memory = {"total": sum(parts.values()), "limit": round(p.usable_bytes), **parts}
     return Estimate(
         step_time_s=step,
         time_per_token_s=step / tokens,
@@ -259,7 +263,7 @@ def estimate(p: Instance, config: Config) -> Estimate:
         bubble_fraction=terms.get("bubble", 0.0) / step,
         terms_s=terms,
         hidden_s={name: amount for name, amount in hidden.items() if amount},
-        memory_bytes=memory,
+        memory_bytes=worst.to_json(p.usable_bytes),
         worst_stage=worst.rank,
     )
 
@@ -312,6 +316,12 @@ def total_time(p: Instance, config: Config) -> float:
 
 def _columns(p: Instance, config: Config) -> dict[str, Array]:
     return {axis: np.array([value]) for axis, value in axis_values(p, config).items()}
+
+
+def pipeline_timeline(p: Instance, config: Config) -> Timeline:
+    """When every forward and backward pass of one step starts and ends, s; the last end is the pipeline's time."""
+    values = _columns(p, config)
+    return timeline(*schedule_of(p, values, items(p, values), 0))
 
 
 def violations(p: Instance, config: Config) -> list[Violation]:

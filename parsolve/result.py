@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError, SpecError
-from parsolve.evaluation import Estimate, Violation
+from parsolve.evaluation import Estimate, StageMemory, Violation, stage_memories
 from parsolve.objective import DEFAULT, Objective, shown, unit
 from parsolve.problem import Problem
+
+if TYPE_CHECKING:
+    from parsolve.objectives.schedule import Timeline
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +36,28 @@ class Plan:
     def limited_by(self) -> str:
         """The largest term of the step time."""
         return self.estimate.limited_by
+
+    @cached_property
+    def stages(self) -> list[StageMemory]:
+        """Memory by part of every pipeline rank, bytes."""
+        from parsolve.api import plan_instance
+
+        return stage_memories(plan_instance(self.problem, self.config, every_rank=True), self.config)
+
+    def timeline(self) -> Timeline:
+        """When every forward and backward pass of the pipeline starts and ends in one step, s."""
+        from parsolve.api import plan_instance
+        from parsolve.evaluation import pipeline_timeline
+
+        return pipeline_timeline(plan_instance(self.problem, self.config), self.config)
+
+    def _stages_json(self) -> list[dict[str, Any]]:
+        """A row a pipeline rank: its chunks' layer counts and its memory by part, bytes."""
+        limit, cut = self.estimate.memory_bytes["limit"], self.config.layers_per_stage
+        return [
+            {"rank": stage.rank, "layers": list(cut[stage.rank]), "memory_bytes": stage.to_json(limit)}
+            for stage in self.stages
+        ]
 
     def launch(self, launcher: str) -> Any:
         """The launcher's ``Launch`` for this plan.
@@ -66,6 +92,7 @@ class Plan:
             "rank": self.rank,
             "config": self.config.to_json(),
             "estimate": self.estimate.to_json(),
+            "stages": self._stages_json(),
             "placement": self.placement,
             "relative": self.relative,
             "limited_by": self.limited_by,

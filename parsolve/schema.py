@@ -117,6 +117,14 @@ ESTIMATE = _object(
     },
     about="Times in s, memory in bytes.",
 )
+STAGE = _object(
+    {
+        "rank": {"type": "integer", "minimum": 0},
+        "layers": _list({"type": "integer", "minimum": 0}),
+        "memory_bytes": _map(INTEGER, {"total": INTEGER, "limit": INTEGER}),
+    },
+    about="One pipeline rank: the layer counts of its vpp chunks, and its memory by part; parts add up to total.",
+)
 LAUNCH: Schema = {**_object({"command": TEXT}), "properties": {"command": TEXT, "config": {"type": "object"}}}
 LAUNCH["properties"]["files"] = {"type": "object", "additionalProperties": TEXT}
 PLAN = _object(
@@ -130,7 +138,8 @@ PLAN = _object(
         "warnings": _list(_ref("note")),
         "args": _map(_or_null(TEXT, LAUNCH)),
         "not_expressible": _map(TEXT),
-    }
+    },
+    {"stages": _list(_ref("stage"))},
 )
 BESIDE = _object({"name": TEXT, "config": _ref("config"), "step_time_s": NUMBER, "relative": NUMBER})
 PROBLEM = _object(
@@ -200,6 +209,8 @@ def _result() -> Schema:
                     "cpu_s": NUMBER,
                     "search_space": INTEGER,
                     "legal": _or_null(INTEGER),
+                    "cuts": {"type": "string", "enum": ["any", "listed"]},
+                    "even_split_proven": FLAG,
                     "interrupted": FLAG,
                 },
             ),
@@ -233,6 +244,7 @@ def _result() -> Schema:
         "config": CONFIG,
         "estimate": ESTIMATE,
         "plan": PLAN,
+        "stage": STAGE,
         "beside": BESIDE,
         "infeasible": INFEASIBLE,
         "note": note,

@@ -212,10 +212,11 @@ class Splits:
     """A list of cuts with what every representative stage holds, as arrays over (split, stage slot).
 
     ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a
-    slot stands for; only the mean slot of a relaxed cut has one.
+    slot stands for; only the mean slot of a relaxed cut has one. ``every_rank``: slot ``i`` is rank ``i``, so that a
+    report can tell each; cuts of fewer ranks repeat their last.
     """
 
-    def __init__(self, layer_is_moe: Sequence[bool], cuts: Sequence[Split]) -> None:
+    def __init__(self, layer_is_moe: Sequence[bool], cuts: Sequence[Split], every_rank: bool = False) -> None:
         self.layer_is_moe, self.cuts = tuple(layer_is_moe), tuple(cuts)
         self.index = {cut.layers: i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
         moe_prefix = np.concatenate(([0], np.cumsum(self.layer_is_moe))).astype(np.int64)
@@ -223,7 +224,9 @@ class Splits:
         self.contents = [(dense, moe) for dense, moe, _ in stages]
         """(rank, chunk) dense and MoE layers of each cut."""
         rows = [
-            _relaxed_rows(cut, self.layer_is_moe) if cut.kind == FREE else _rows(dense, moe, ranks)
+            _relaxed_rows(cut, self.layer_is_moe)
+            if cut.kind == FREE
+            else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks)
             for cut, (dense, moe, ranks) in zip(self.cuts, stages, strict=True)
         ]
         self.slots = max((len(r) for r in rows), default=1)

@@ -63,6 +63,8 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("fsdp_since", dense(framework_version="0.13"), "zero=1", "zero=2"),
     ("zero_with_pipeline", dense(framework="deepspeed"), "pp=2,zero=1", "pp=2,zero=2"),
     ("no_virtual_stages", dense(framework="deepspeed"), "pp=2", "pp=2,vpp=2"),
+    ("gpipe_one_chunk", dense(framework="generic", schedule="gpipe"), "pp=2", "pp=2,vpp=2"),
+    ("gpipe_launcher", dense(schedule="gpipe"), "pp=1", "pp=2"),
     ("ulysses_alone", dense(framework="deepspeed"), "cp=8", "cp=2,tp=2"),
     ("ulysses_heads", dense(framework="deepspeed"), "cp=8", "cp=16"),
     ("zero_with_experts", moe(model="mixtral-8x7b", framework="deepspeed"), "zero=2", "zero=3"),

@@ -6,7 +6,7 @@ import pytest
 
 import parsolve
 from parsolve import Problem
-from parsolve.api import make_plan
+from parsolve.api import check_result, make_plan, plan_instance
 from parsolve.constraints.memory import _bytes_per_parameter
 from parsolve.evaluation import instance_for, stage_memories
 from parsolve.reading import parse_config
@@ -99,6 +99,24 @@ def test_parts_add_up_to_the_total() -> None:
     memory = plan.estimate.memory_bytes
     assert sum(v for k, v in memory.items() if k not in ("total", "limit")) == memory["total"]
     assert sum(plan.estimate.terms_s.values()) == pytest.approx(plan.estimate.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["pp=4,vpp=2,tp=2", "pp=8,tp=1,layers_per_stage=3|5*5|4|0", "pp=1,tp=4"])
+def test_every_rank_has_a_row_and_the_worst_is_the_estimates(text: str) -> None:
+    given = Problem("h100-sxm:2x8", "llama3.1-8b", seq_len=4096, gbs=64)
+    plan = check_result(given, f"{text},mbs=1,zero=1").plans[0]
+    rows = plan.to_json()["stages"]
+    assert [row["rank"] for row in rows] == list(range(plan.config.pp))
+    assert [tuple(row["layers"]) for row in rows] == list(plan.config.layers_per_stage)
+    for row in rows:
+        parts = {k: v for k, v in row["memory_bytes"].items() if k not in ("total", "limit")}
+        assert sum(parts.values()) == row["memory_bytes"]["total"]
+        assert (parts["logits"] > 0) == (row["rank"] == plan.config.pp - 1)
+    worst = plan.estimate.worst_stage
+    assert rows[worst]["memory_bytes"] == plan.estimate.memory_bytes
+    assert max(row["memory_bytes"]["total"] for row in rows) == plan.estimate.memory_bytes["total"]
+    few = {stage.rank: stage for stage in stage_memories(plan_instance(given, plan.config), plan.config)}
+    assert all(plan.stages[rank] == stage for rank, stage in few.items())
 
 
 def test_the_reserve_lowers_the_limit() -> None:

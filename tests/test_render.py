@@ -20,7 +20,7 @@ from parsolve.api import check_result, make_plan
 from parsolve.cli import main
 from parsolve.evaluation import Violation
 from parsolve.reading import parse_config
-from parsolve.render import words
+from parsolve.render import stages, words
 from parsolve.render.data import to_csv, to_json
 from parsolve.render.launch import script
 from parsolve.render.table import Style, render_table
@@ -99,7 +99,7 @@ def test_table_holds_plans_breakdown_and_certificate() -> None:
         assert part in text, part
     assert "rule of thumb: tp=4,pp=1" in text
     assert "2.00 times slower" in " ".join(text.split())
-    assert "equal stages: tp=4" in text
+    assert "best equal stages: tp=4" in text
     assert "(optimal; bound" in text
     assert "1,234,567 combinations in domains tp 1,2,4; recompute none,selective,full; mbs 1..8" in " ".join(
         text.split()
@@ -128,6 +128,89 @@ def test_idle_columns_are_hidden() -> None:
     again = header("tp=2,cp=2", "tp=4,pp=2,vpp=2")
     assert " cp " in again
     assert " vpp " in again
+
+
+def stage_lines(text: str, data: Json, width: int, unicode: bool = True) -> list[str]:
+    """The rows of the bars for the first plan of a checked configuration."""
+    found = stages.bars(data["plans"][0]["stages"], width, unicode)
+    assert "\n".join(found) in text
+    return [line for line in found if line.lstrip()[:1].isdigit()]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_bars_show_every_rank_in_any_width(width: int, unicode: bool) -> None:
+    data = result(("tp=1,pp=4,vpp=2,zero=1",)).to_json()
+    text = render_table(data, Style(width, unicode=unicode))
+    rows = stage_lines(text, data, width, unicode)
+    assert len(rows) == 4
+    states, activations, other, free = stages.MARKS[unicode]
+    lengths = set()
+    for row, stage in zip(rows, data["plans"][0]["stages"], strict=True):
+        bar, memory = row.split()[-1], stage["memory_bytes"]
+        assert len(row) <= width
+        assert f"{memory['total'] / 2**30:.2f}" in row
+        assert bar == "".join(mark * bar.count(mark) for mark in (states, activations, other, free))
+        held = memory["parameters"] + memory["gradients"] + memory["optimizer"]
+        assert bar.count(states) == pytest.approx(held / memory["limit"] * len(bar), abs=0.51)
+        assert bar.count(free) == pytest.approx((1 - memory["total"] / memory["limit"]) * len(bar), abs=0.51)
+        lengths.add(len(bar))
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_bars_beyond_the_limit_say_by_how_much(width: int) -> None:
+    data = check_result(problem(model=tiny(num_layers=80, hidden_size=8192, ffn_size=28672)), "pp=2").to_json()
+    rows = stage_lines(render_table(data, Style(width)), data, width)
+    for row, stage in zip(rows, data["plans"][0]["stages"], strict=True):
+        memory = stage["memory_bytes"]
+        assert memory["total"] > memory["limit"]
+        said = f"over by {(memory['total'] - memory['limit']) / 2**30:.2f}" if width > 40 else "over"
+        assert row.endswith(said) and len(row) <= width
+
+
+def test_equal_neighbours_share_a_bar() -> None:
+    def stage(rank: int, layers: list[int], total: int) -> Json:
+        return {"rank": rank, "layers": layers, "memory_bytes": {"total": total, "limit": 100, "parameters": total}}
+
+    def names(rows: list[Json]) -> list[str]:
+        return [line.split()[0] for line in stages.bars(rows, 80)[3:]]
+
+    rows = [stage(0, [3], 50), stage(1, [4], 60), stage(2, [4], 60), stage(3, [4], 55)]
+    assert names(rows) == ["0", "1-2", "3"]
+    many = [stage(0, [3], 50), *(stage(i, [4], 90 - i) for i in range(1, 40)), stage(40, [2], 70)]
+    lines = stages.bars(many, 80)
+    assert names(many) == ["0", "1-39", "40"]
+    assert "the fullest of neighbours" in lines[0] and f"{89 / 2**30:.2f}" in lines[4]
+    assert stages.bars([], 80) == []
+    assert stages.bars([stage(0, [], 0)], 80)
+
+
+def test_one_stage_has_no_bars() -> None:
+    assert "memory of each rank" not in render_table(result(("tp=2",)).to_json())
+
+
+@pytest.mark.parametrize(
+    ("even", "proven", "part"),
+    [
+        (None, True, "best equal stages: no equal cut is legal"),
+        (None, False, "best equal stages: none found before the time limit"),
+        ("tp=4,zero=1", True, "2.00 times slower"),
+        ("tp=4,zero=1", False, "2.00 times slower (not proven the best of them)"),
+        ("tp=2,pp=2,zero=1", True, "best equal stages: the best plan itself has them"),
+    ],
+)
+def test_the_gain_over_equal_stages_is_said(even: str | None, proven: bool, part: str) -> None:
+    beside = Baseline("even", parse_config(even, problem())[0], 1.0, 2.0) if even else None
+    data = result(even_split=beside, solver={"even_split_proven": proven}).to_json()
+    assert words.comparisons(data)[-1].endswith(part)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "part"), [("any", "any cut of the layers into chunks of half"), ("listed", "as listed")]
+)
+def test_the_certificate_names_the_cuts(cuts: str, part: str) -> None:
+    assert part in words.certificate(result(solver={"cuts": cuts, "search_space": 5}).to_json())
 
 
 def test_another_plan_can_be_detailed() -> None:

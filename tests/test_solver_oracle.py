@@ -17,6 +17,7 @@ from parsolve.functions import Limit
 from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, rank, rank_key, without_cut
 from parsolve.optimizer.solve import PARETO_STEP
 from parsolve.problem import replace_workload
+from parsolve.restrictions import restrict
 
 DEPTHS = (1, 3, 10, 50)
 
@@ -46,6 +47,27 @@ def test_small_problems_equal_the_oracle(block: int) -> None:
     """300 problems, ten a test."""
     for seed in range(10 * block, 10 * block + 10):
         compare(seed, large=False, k=DEPTHS[seed % len(DEPTHS)])
+
+
+def gpipe_problem(seed: int) -> Problem:
+    """At least two stages where a problem has room for them: short microbatches, as GPipe keeps them all."""
+    given = random_problem(20_000 + seed)
+    framework = "torchtitan" if seed % 2 else "generic"
+    given = replace_workload(given, framework=framework, framework_version=None, schedule="gpipe", seq_len=512)
+    return restrict(given, minimum={"pp": 2})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_gpipe_equals_the_oracle(seed: int) -> None:
+    given = gpipe_problem(seed)
+    ranking = rank(given, Query(top=10))
+    assert ranking.complete
+    assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in enumerate_all(given, 10, True)]
+
+
+def test_gpipe_problems_have_pipelines() -> None:
+    plans = [rank(gpipe_problem(seed), Query(top=1)).plans for seed in range(60)]
+    assert sum(bool(found) for found in plans) >= 10
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from parsolve.commands.extras import EXTRAS, check_extras, write_extras
 from parsolve.commands.options import OPEN_PROBLEM, RESTRICTIONS, build_problem, output_options
 
 
@@ -32,6 +33,7 @@ from parsolve.commands.options import OPEN_PROBLEM, RESTRICTIONS, build_problem,
 @click.option("--better", is_flag=True, help="Solve the same problem, and show what would be better.")
 @RESTRICTIONS
 @click.option("--explain", is_flag=True, help="Add the formulas behind every figure.")
+@EXTRAS
 @click.option("--slurm", is_flag=True, help="With a launcher format: an sbatch script.")
 @output_options("table", "json", "csv", launchers=True)
 def command(**options: Any) -> int:
@@ -53,11 +55,13 @@ def command(**options: Any) -> int:
     from parsolve.commands.today import better, read_today, remark
 
     output = Output.of(options)
+    check_extras(options)
     today = read_today(options)
     problem = build_problem(options)
     from parsolve.api import check_result
 
     result = check_result(problem, options["config"], today.violations if today else ())
+    write_extras(result, options, output)
     data = result.to_json()
     if today:
         remark(today, output)

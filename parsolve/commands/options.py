@@ -21,11 +21,13 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FRAMEWORKS = ("megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic")
+SCHEDULES = ("1f1b", "gpipe")
 PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
     *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens", "shard_group"),
+    "schedule",
 )
 
 
@@ -145,6 +147,13 @@ _WORKLOAD = (
         "--shard-group",
         type=COUNT,
         help="Hybrid sharding: ZeRO inside groups of so many neighbouring ranks, copies across them (DeepSpeed: hpZ).",
+    ),
+    click.option(
+        "--schedule",
+        type=click.Choice(SCHEDULES),
+        default="1f1b",
+        show_default=True,
+        help="Pipeline schedule: 1F1B (interleaved when vpp > 1), or GPipe (torchtitan, generic).",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
     click.option("--train-tokens", type=TOKENS, help="Token budget of the run: 2T; sets the steps in launch lines."),

@@ -103,7 +103,7 @@ def _drop_stdout() -> None:
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, text: str, option: str = "-o") -> None:
     """Write text as UTF-8.
 
     Raises
@@ -113,7 +113,7 @@ def write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
     except (OSError, ValueError) as error:
-        raise SpecError(f"cannot be written: {_reason(error)}", f"-o {path}") from None
+        raise SpecError(f"cannot be written: {_reason(error)}", f"{option} {path}") from None
 
 
 def _reason(error: Exception) -> str:

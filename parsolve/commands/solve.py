@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from parsolve.commands.extras import EXTRAS, check_extras, write_extras
 from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS, Top, build_problem, output_options
 
 
@@ -47,6 +48,7 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
 @click.option(
     "--explain", is_flag=True, help="Add the formulas behind the best plan, and what other choices would cost."
 )
+@EXTRAS
 @click.option("--slurm", is_flag=True, help="With a launcher format: an sbatch script.")
 @output_options("table", "json", "csv", launchers=True)
 def command(**options: Any) -> int:
@@ -70,6 +72,7 @@ def command(**options: Any) -> int:
     from parsolve.commands.show import INTERRUPTED, hint_at_groups, show
 
     output = Output.of(options)
+    check_extras(options)
     problem = build_problem(options)
     from parsolve.api import solve
 
@@ -88,6 +91,7 @@ def command(**options: Any) -> int:
         progress=Progress(output.quiet),
         log=output.verbose and not output.quiet,
     )
+    write_extras(result, options, output)
     data = result.to_json()
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas

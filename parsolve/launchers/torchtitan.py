@@ -70,7 +70,8 @@ def _add_grid(args: Arguments, problem: Problem, config: Config) -> None:
     args.add("--parallelism.context-parallel-degree", config.cp)
     args.add("--parallelism.pipeline-parallel-degree", config.pp)
     if config.pp > 1:
-        args.add("--parallelism.pipeline-parallel-schedule", "Interleaved1F1B" if config.vpp > 1 else "1F1B")
+        schedule = "GPipe" if problem.workload.schedule == "gpipe" else "1F1B"
+        args.add("--parallelism.pipeline-parallel-schedule", "Interleaved1F1B" if config.vpp > 1 else schedule)
         args.add("--parallelism.pipeline-parallel-microbatch-size", config.mbs)
     if problem.model.moe:
         args.add("--parallelism.expert-parallel-degree", config.ep)

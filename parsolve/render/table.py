@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from parsolve.render import words
+from parsolve.render import stages, words
 from parsolve.render.text import clean, gib, percent, significant, wrap
 from parsolve.units import fold_layers
 
@@ -196,7 +196,8 @@ def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[Rend
     blocks.append(wrap(words.throughput(estimate), style.width, "  ", ""))
     grid = Table.grid(padding=(0, 4, 0, 0))
     grid.add_row(_times(estimate, style), _memory(estimate, style))
-    return [*blocks, "", grid, ""]
+    rows = stages.bars(plan.get("stages", ()), style.width, style.unicode) if config["pp"] > 1 else []
+    return [*blocks, "", grid, "", *rows, *([""] if rows else [])]
 
 
 def _times(estimate: Mapping[str, Any], style: Style) -> Table:

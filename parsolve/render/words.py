@@ -36,6 +36,8 @@ def headline(data: Data) -> str:
     if workload.get("gbs_tolerance") is not None:
         batch += f" +- {100 * workload['gbs_tolerance']:g} %"
     framework = f"{problem['framework']} {problem['framework_version']}".strip()
+    if workload.get("schedule") == "gpipe":
+        framework += ", GPipe"
     return (
         f"{model['name']} ({_count(model['num_params'])} parameters{active}) on {cluster['name']} "
         f"({gpus} {cluster['gpu']['name']}), {framework}, {workload['precision']}, sequence {workload['seq_len']}, "
@@ -77,12 +79,23 @@ def comparisons(data: Data) -> list[str]:
         lines.append(f"rule of thumb: {config_text(baseline['config'])} takes {step}, {relation}")
     elif data["plans"] and data["status"] in ("optimal", "feasible"):
         lines.append("rule of thumb: finds no legal plan here")
-    if even and even["config"] != data["plans"][0]["config"]:
-        step = seconds(even["step_time_s"])
-        lines.append(f"equal stages: {config_text(even['config'])} takes {step}, {_slower(even['relative'], data)}")
-    elif even is None and data["plans"] and data["status"] in ("optimal", "feasible"):
-        lines.append("equal stages: no legal plan found has them")
-    return lines
+    return [*lines, *_equal_stages(data, even)]
+
+
+def _equal_stages(data: Data, even: Data | None) -> list[str]:
+    """What unequal stages gain over the best plan with equal ones."""
+    if not data["plans"] or data["status"] not in ("optimal", "feasible"):
+        return []
+    proven = data["solver"].get("even_split_proven", True)
+    if even is None:
+        if proven:
+            return ["best equal stages: no equal cut is legal"]
+        return ["best equal stages: none found before the time limit"]
+    if even["config"] == data["plans"][0]["config"]:
+        return [] if even["config"]["pp"] == 1 else ["best equal stages: the best plan itself has them"]
+    step, found = seconds(even["step_time_s"]), "" if proven else " (not proven the best of them)"
+    relation = _slower(even["relative"], data)
+    return [f"best equal stages: {config_text(even['config'])} takes {step}, {relation}{found}"]
 
 
 def _slower(relative: float, data: Data) -> str:
@@ -134,9 +147,16 @@ def _space(data: Data) -> str:
     domains = data["problem"]["domains"]
     text = "; ".join(f"{axis} {_values(axis, values)}" for axis, values in domains.items() if axis not in _IMPLIED)
     size = data["solver"].get("search_space")
-    return f"{size:,} combinations in domains {text}" if size is not None else f"domains {text}"
+    cuts = _CUTS.get(data["solver"].get("cuts", ""), "")
+    return (f"{size:,} combinations in domains {text}" if size is not None else f"domains {text}") + cuts
 
 
+_CUTS = {
+    "any": "; any cut of the layers into chunks of half to twice the even share, alike but for one layer within a rank "
+    "(the first and last chunk may hold fewer)",
+    "listed": "; cuts of the layers as listed (equal chunks and the launcher's simple unequal forms)",
+}
+"""What the proof covers; ``docs/solver.md`` states both domains."""
 _IMPLIED = ("dp", "edp", "shards")
 _RECOMPUTE = ("none", "selective", "full")
 

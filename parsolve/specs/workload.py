@@ -14,6 +14,7 @@ MEGATRON_LIKE = ("megatron", "nemo")
 """Frameworks on Megatron-Core: one set of rules, two spellings."""
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
+Schedule = Literal["1f1b", "gpipe"]
 AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
@@ -39,6 +40,7 @@ class Workload(Spec):
     ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
     ``shard_group`` is the number of neighbouring dp*cp ranks that share one sharded copy under ZeRO 1 to 3, with copies
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
+    ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages), or GPipe, all forward passes first.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
@@ -62,6 +64,7 @@ class Workload(Spec):
     optimizer_shards: Count | None = None
     shard_group: Annotated[Count, Field(ge=2)] | None = None
     train_tokens: Count | None = None
+    schedule: Schedule = "1f1b"
 
     @model_validator(mode="after")
     def _one_batch(self) -> Workload:

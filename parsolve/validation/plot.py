@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from parsolve.errors import SpecError
+from parsolve.render import picture
 from parsolve.validation.prediction import Prediction
 from parsolve.validation.runs import Runs
 
@@ -16,13 +17,7 @@ def plot(runs: Runs, prediction: Prediction, path: Path) -> None:
     ------
     SpecError: matplotlib is not installed, nothing was timed, or the file cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise SpecError("needs matplotlib: pip install matplotlib", "--plot") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = picture.pyplot()
     points: dict[str, list[tuple[float, float]]] = {}
     for run, predicted in zip(runs.runs, prediction.step_s, strict=True):
         if run.step_s and "time" in run.uses:
@@ -41,10 +36,4 @@ def plot(runs: Runs, prediction: Prediction, path: Path) -> None:
         axes.scatter(measured, predicted_s, s=12, marker=markers[index % len(markers)], label=source, alpha=0.7)
     axes.set(xscale="log", yscale="log", xlabel="measured step time, s", ylabel="predicted step time, s")
     axes.legend(fontsize=6)
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"cannot be written: {error}", f"--plot {path}") from None
-    finally:
-        pyplot.close(figure)
+    picture.save(figure, path)
