@@ -278,7 +278,7 @@ class _Search:
         p, domains, base = space.p, space.domains, space.rows
         self.result.domains = _merged(self.result.domains, p, domains)
         self._plant(p, domains)
-        self.result.search_space += math.prod(len(v) for a, v in domains.items() if a not in ("edp", "shards", "dp"))
+        self.result.search_space += _combinations(domains)
         if base is None:
             return self._any_cut(gbs) if self.any_cut else (True, math.inf)
         self.result.open_bound = base.lower_bound
@@ -310,6 +310,8 @@ class _Search:
     def _any_cut(self, gbs: int) -> tuple[bool, float]:
         """The same with all cuts at once; (proven, lower bound of the key)."""
         space = self.any_space(gbs)
+        self.result.domains = _merged(self.result.domains, space.p, space.domains)
+        self.result.search_space = max(self.result.search_space, _combinations(space.domains))
         if space.rows is None:
             return True, math.inf
         search = AnyCut(space.p, self)
@@ -432,6 +434,11 @@ class _Search:
 
 def _assignment(p: Instance, config: Config) -> dict[str, int]:
     return {**config.axes(), "split": p.splits.index[config.layers_per_stage]}
+
+
+def _combinations(domains: dict[str, Array]) -> int:
+    """Values of all axes multiplied, derived ones left out."""
+    return math.prod(len(values) for axis, values in domains.items() if axis not in ("edp", "shards", "dp"))
 
 
 def _merged(known: dict[str, list[int]], p: Instance, domains: dict[str, Array]) -> dict[str, list[int]]:
