@@ -8,7 +8,7 @@ import numpy as np
 
 from parsolve.functions import term
 from parsolve.objectives.parameters import kv_heads_per_rank, loss_vocab, padded_vocab
-from parsolve.objectives.roofline import alignment, matmul_time, saturation, streaming_time
+from parsolve.objectives.roofline import matmul_time, saturation, streaming_time
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 
@@ -90,7 +90,6 @@ def _unfused_attention(p: Instance, tp: Any, cp: Any, mbs: Any, again: Any) -> A
     scores = heads * rows * p.seq_len
     products = matmul_time(p, rows, p.seq_len, model.qk_head_size, copies=heads, half=True)
     products = products + matmul_time(p, rows, model.v_head_size, p.seq_len, copies=heads, half=True)
-    products = products / alignment(model.qk_head_size)
     forward, backward = SCORE_BYTES[p.attention_kernel]
     softmax = streaming_time(p, forward * scores, 2) * (1.0 + again) + streaming_time(p, backward * scores, 2)
     return products * (3.0 + again) + softmax

@@ -14,17 +14,36 @@ def saturation(size: Any, half: float) -> Any:
     return size / (size + half)
 
 
-def alignment(size: Any) -> Any:
-    """Share of the rate that tensor cores reach when a matrix side is not a multiple of 8 elements (16 bytes).
+LINE = 64
+"""Elements of 16 bits in the 128 bytes that A100 and later prefer a side to be a multiple of."""
+PART_LINE = 0.9
+"""Share of the rate where a side is a multiple of 16 bytes only: published runs with slices of 1800 columns against
+1792 (bigscience_bloom)."""
 
-    Multiples of 8: 1; of 4: 0.75; of 2: 0.5; odd sizes fall back to CUDA cores: 0.15.
+
+def _share_by_side(rest: int) -> float:
+    for step, share in ((LINE, 1.0), (8, PART_LINE), (4, 0.75), (2, 0.5)):
+        if rest % step == 0:
+            return share
+    return 0.15
+
+
+SHARE_BY_SIDE = np.array([_share_by_side(rest) for rest in range(LINE)])
+
+
+def alignment(size: Any) -> Any:
+    """Share of the rate that tensor cores reach by the length of a matrix side, whole elements of 2 bytes.
+
+    Multiples of 64: 1; of 8: 0.9; of 4: 0.75; of 2: 0.5; odd sizes fall back to CUDA cores: 0.15.
     Source: NVIDIA, Matrix Multiplication Background User's Guide, tensor core requirements (order of magnitude).
     """
-    return np.select([size % 8 == 0, size % 4 == 0, size % 2 == 0], [1.0, 0.75, 0.5], 0.15)
+    return SHARE_BY_SIDE[np.mod(size, LINE).astype(int)]
 
 
 CAST_BYTES = 4.0
 """An fp8 product reads its 16-bit input once and writes it twice in 8 bits, as it is and transposed."""
+TILE = 128.0 * 128.0
+"""Output elements of a thread block. Source: NVIDIA, Matrix Multiplication Background User's Guide."""
 
 
 def matmul_time(
@@ -39,23 +58,25 @@ def matmul_time(
 ) -> Any:
     """One product (rows x depth) @ (depth x columns) in the training precision (``half``: in 16 bits), s.
 
-    max(2*rows*columns*depth / (peak * efficiency), bytes / HBM rate) + launch; the efficiency falls with each small
-    dimension; fp8 adds the casts of the input. ``copies`` products of this size run in one kernel: the heads of a
-    batch, or, ``grouped``, the experts of a rank.
+    max(2*rows*columns*depth / (peak * efficiency), bytes / HBM rate) + launch. The efficiency falls where the output
+    has few tiles to share among the processors (tile and wave quantisation), with a short inner loop and with sides
+    that are no multiple of 128 bytes; fp8 adds the casts of the input. ``copies`` products of this size run in one
+    kernel: the heads of a batch, or, ``grouped``, the experts of a rank.
 
-    Source: roofline model (Williams et al. 2009); size factors for tile and wave quantisation, see the profile.
+    Source: roofline model (Williams et al. 2009); NVIDIA, Matrix Multiplication Background User's Guide.
     """
     profile = p.profile
     rate = p.cluster.gpu.memory_bandwidth * profile.memory_efficiency
     low = p.workload.precision == "fp8" and not half
     top = profile.low_precision_gemm_efficiency if low else profile.gemm_efficiency
     if grouped:
-        top *= profile.grouped_gemm_efficiency
+        top = top * profile.grouped_gemm_efficiency
+    tiles = rows * columns * copies / TILE
     efficiency = (
         top
-        * saturation(rows, profile.gemm_half_rows)
-        * saturation(columns, profile.gemm_half_columns)
+        * saturation(tiles, profile.gemm_half_tiles)
         * saturation(depth, profile.gemm_half_depth)
+        * np.minimum(alignment(columns), alignment(depth))
     )
     peak = p.matmul_peak if low else p.half_peak
     compute = 2.0 * rows * columns * depth * copies / (peak * efficiency)

@@ -25,6 +25,7 @@ from parsolve.objectives import (
     counts,
     data_comm,
     expert_comm,
+    gradient_accumulation,
     launch,
     optimizer_step,
     pipeline_comm,
@@ -59,8 +60,20 @@ ATTENTION_TERMS = (
     tensor.attention_tensor_comm,
     context_comm.context_comm,
 )
-DENSE_TERMS = (compute.dense_mlp, tensor.mlp_tensor_comm, launch.dense_launch)
-MOE_TERMS = (compute.shared_experts, compute.routed_experts, expert_comm.expert_comm, launch.moe_launch)
+DENSE_TERMS = (
+    compute.dense_mlp,
+    tensor.mlp_tensor_comm,
+    launch.dense_launch,
+    gradient_accumulation.dense_layer_accumulation,
+)
+MOE_TERMS = (
+    compute.shared_experts,
+    compute.routed_experts,
+    expert_comm.expert_comm,
+    launch.moe_launch,
+    gradient_accumulation.moe_layer_accumulation,
+    gradient_accumulation.expert_accumulation,
+)
 HIDDEN = {
     context_comm.context_comm: context_comm.context_comm_hidden,
     pipeline_comm.overlapped_stage_transfer: pipeline_comm.overlapped_stage_transfer_hidden,
@@ -73,8 +86,12 @@ def _moe_terms(p: Instance) -> tuple[Term, ...]:
     return (*MOE_TERMS, tensor.mlp_tensor_comm) if shared else MOE_TERMS
 
 
-EMBEDDING_TERMS = (compute.embedding_lookup, tensor.embedding_tensor_comm)
-HEAD_TERMS = (compute.output_layer, tensor.head_tensor_comm)
+EMBEDDING_TERMS = (
+    compute.embedding_lookup,
+    tensor.embedding_tensor_comm,
+    gradient_accumulation.embedding_accumulation,
+)
+HEAD_TERMS = (compute.output_layer, tensor.head_tensor_comm, gradient_accumulation.head_accumulation)
 
 
 def pipeline_time(p: Instance) -> StageMax:
@@ -92,7 +109,7 @@ def pipeline_time(p: Instance) -> StageMax:
         layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead)
     if has_moe:
         layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead)
-    if p.profile.pipelined_member_time:  # zero for most stacks: then the solver need not carry it
+    if np.any(p.profile.pipelined_member_time):  # zero for most stacks: then the solver need not carry it
         if has_dense:
             layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead)
         if has_moe:
@@ -275,7 +292,7 @@ def step_time(p: Instance) -> tuple[StageMax, ...]:
     """The summands of the step time, in seconds."""
     own = tuple(StageMax(t.name, (Part(t),)) for t in p.problem.terms)
     tied: tuple[StageMax, ...] = (tied_embedding_time(p),) if p.model.tied_embeddings else ()
-    if p.profile.shard_member_time:  # zero for most stacks
+    if np.any(p.profile.shard_member_time):  # zero for most stacks
         tied += (StageMax("dp_comm", (Part(optimizer_step.shard_broadcast),)),)
     fixed = StageMax("fixed", (Part(optimizer_step.step_overhead),))
     return (pipeline_time(p), data_time(p), gather_time(p), optimizer_time(p), *tied, fixed, *own)

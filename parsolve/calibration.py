@@ -8,7 +8,7 @@ where it was.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +44,7 @@ class Constant:
 FITTED = (
     Constant("gemm_efficiency", 0.30, 0.95, 0.15),
     Constant("low_precision_gemm_efficiency", 0.20, 0.90, 0.2),
-    Constant("gemm_half_rows", 8.0, 2048.0, 1.0),
-    Constant("gemm_half_columns", 8.0, 2048.0, 1.0),
+    Constant("gemm_half_tiles", 4.0, 512.0, 0.7),
     Constant("gemm_half_depth", 8.0, 1024.0, 1.0),
     Constant("grouped_gemm_efficiency", 0.3, 1.0, 0.2),
     Constant("attention_efficiency", 0.15, 0.80, 0.2),
@@ -53,6 +52,7 @@ FITTED = (
     Constant("memory_efficiency", 0.40, 0.95, 0.15),
     Constant("elementwise_traffic", 0.5, 6.0, 0.5),
     Constant("loss_traffic", 8.0, 120.0, 0.5),
+    Constant("accumulation_bytes", 1.0, 20.0, 0.4),
     Constant("optimizer_traffic", 1.0, 10.0, 0.5),
     Constant("kernel_overhead", 2e-7, 4e-5, 0.7),
     Constant("launch_time", 5e-7, 1e-4, 0.7),
@@ -72,8 +72,6 @@ FITTED = (
     Constant("step_overhead", 1e-4, 1.0, 1.0),
 )
 """Constants that step times can determine, in the order of the profile."""
-SENSITIVITY = 1e-3
-"""A constant whose prior's width moves no run by more than this (in log time) cannot be determined."""
 NOISE = 0.03
 """What a repeat of a run differs by: errors well above it count linearly, not squared."""
 
@@ -92,16 +90,31 @@ class Fit:
     """Runs of one profile, their measured times and weights, ready to be evaluated with other constants."""
 
     def __init__(
-        self, runs: Sequence[Run], profile: Profile, constants: Sequence[Constant], weights: Array | None = None
+        self,
+        runs: Sequence[Run],
+        profile: Profile,
+        constants: Sequence[Constant],
+        weights: Array | None = None,
+        own: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        self.runs, self.profile, self.constants = list(runs), profile, tuple(constants)
+        self.runs, self.constants = list(runs), tuple(constants)
+        self.own = own or {}  # constants that stay as they are for the runs of a profile, by its name
         self.prepared: list[Batch] = batches(self.runs)
         self.measured = np.array([run.step_s or np.nan for run in self.runs])
         self.weights = np.ones(len(self.runs)) if weights is None else weights
-        self.prior = np.array([c.inner(float(getattr(profile, c.name))) for c in self.constants])
         self.widths = np.array([c.width for c in self.constants])
         self.low = np.array([c.inner(c.low) for c in self.constants])
         self.high = np.array([c.inner(c.high) for c in self.constants])
+        self.rebase(profile)
+
+    def rebase(self, profile: Profile) -> None:
+        """Take another profile as the prior; what schedules add to the pipeline's bound is kept as it is there."""
+        self.profile = profile
+        for batch in self.prepared:
+            p = batch.instance(batch.problem)
+            p.profile = profile.model_copy(update=self.own.get(batch.problem.profile.name, {}))
+            batch.stretch = batch.exact_stretch(p)
+        self.prior = np.array([c.inner(float(getattr(profile, c.name))) for c in self.constants])
 
     def with_values(self, variables: Array) -> Profile:
         """The profile with fitted variables put in."""
@@ -109,35 +122,33 @@ class Fit:
         return self.profile.model_copy(update=values)
 
     def predicted(self, variables: Array) -> Array:
-        """Step times, s."""
-        profile = self.with_values(variables)
-        result = np.zeros(len(self.runs))
+        """Step times, s: of each run, or, for a table of variables, (row of the table, run)."""
+        if variables.ndim == 1:
+            profile = self.with_values(variables)
+        else:  # the formulas broadcast: a constant may be a column, a row of the result for each of its values
+            columns = {
+                c.name: np.array([[c.outer(v)] for v in column])
+                for c, column in zip(self.constants, variables.T, strict=True)
+            }
+            profile = self.profile.model_copy(update=columns)
+        result = np.zeros((*variables.shape[:-1], len(self.runs)))
         for batch in self.prepared:
             p = batch.instance(batch.problem)
-            p.profile = profile
-            result[batch.at] = batch.step_s(p)
+            p.profile = profile.model_copy(update=self.own.get(batch.problem.profile.name, {}))
+            result[..., batch.at] = batch.step_s(p)
         return result
 
     def errors(self, variables: Array) -> Array:
-        """log(predicted / measured)."""
+        """log(predicted / measured), shaped as ``predicted``."""
         result: Array = np.log(self.predicted(variables) / self.measured)
         return result
 
-    def jacobian(self, variables: Array, active: Array | None = None) -> Array:
-        """Forward differences of ``errors``, inwards at the upper bound; steps are a small part of the prior's width.
-
-        Columns outside the mask ``active`` are zero.
-        """
-        base = self.errors(variables)
-        result = np.zeros((len(self.runs), len(variables)))
-        for i in range(len(variables)):
-            if active is not None and not active[i]:
-                continue
-            step = 0.02 * self.widths[i]
-            delta = -step if variables[i] + step > self.high[i] else step
-            moved = variables.copy()
-            moved[i] += delta
-            result[:, i] = (self.errors(moved) - base) / delta
+    def jacobian(self, variables: Array) -> Array:
+        """Forward differences of ``errors``, inwards at the upper bound, by small parts of the priors' widths."""
+        steps = 0.02 * self.widths
+        steps = np.where(variables + steps > self.high, -steps, steps)
+        errors = self.errors(np.vstack((variables, variables + np.diag(steps))))
+        result: Array = ((errors[1:] - errors[0]) / steps[:, None]).T
         return result
 
     def solve(
@@ -150,12 +161,8 @@ class Fit:
         mask = np.ones(len(self.runs), bool) if keep is None else keep
         x = np.array(self.prior if start is None else start)
         state = _State(x, *self.cost(x, mask, strength))
-        active: Array | None = None
         for _ in range(rounds):
-            jacobian = self.jacobian(state.x, active)
-            if active is None:  # what no run feels stays at its prior and need not be tried again
-                active = np.abs(jacobian * self.widths).max(axis=0) > SENSITIVITY
-            if not self._descend(state, jacobian, mask, strength):
+            if not self._descend(state, self.jacobian(state.x), mask, strength):
                 break
         return state.x
 
@@ -227,7 +234,7 @@ def equal_weights(runs: Sequence[Run]) -> Array:
     for run in runs:
         sizes[run.source] = sizes.get(run.source, 0) + 1
     weights = np.array([1.0 / max(SMALL, sizes[run.source]) for run in runs])
-    result: Array = weights / weights.mean()
+    result: Array = weights / weights.mean() if len(runs) else weights
     return result
 
 

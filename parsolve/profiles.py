@@ -37,6 +37,11 @@ def _shipped(name: str) -> Profile:
     return read_profile(tomllib.loads(text), f"profile {name}")
 
 
+def reload_profiles() -> None:
+    """Forget the shipped profiles that were read: their files were written anew."""
+    _shipped.cache_clear()
+
+
 def read_profile(data: object, where: str) -> Profile:
     """A profile from a table of keys; with ``base`` the table replaces constants of that shipped profile.
 

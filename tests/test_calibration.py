@@ -99,3 +99,21 @@ def test_command_writes_a_profile_that_loads(tmp_path: Path) -> None:
     assert result.exception is None, result.output
     assert load_profile(target).gemm_efficiency == pytest.approx(0.6, abs=0.03)
     assert "before" in result.stderr
+
+
+def test_a_table_of_variables_is_predicted_row_by_row() -> None:
+    runs = measured_with()
+    fit = Fit(runs, load_profile("nanotron-hopper"), FITTED)
+    table = np.vstack((fit.prior, np.clip(fit.prior + 0.1 * fit.widths, fit.low, fit.high)))
+    together = fit.predicted(table)
+    assert together.shape == (2, len(runs))
+    for row, variables in zip(together, table, strict=True):
+        np.testing.assert_allclose(row, fit.predicted(variables), rtol=1e-12)
+
+
+def test_runs_keep_the_constants_of_their_own_profile() -> None:
+    runs = measured_with(gemm_efficiency=0.6)
+    free = Fit(runs, load_profile("default"), FITTED)
+    held = Fit(runs, load_profile("default"), FITTED, own={"default": {"gemm_efficiency": 0.6}})
+    np.testing.assert_allclose(held.errors(held.prior), 0.0, atol=1e-9)
+    assert np.abs(free.errors(free.prior)).max() > 0.05

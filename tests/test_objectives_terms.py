@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from parsolve import Problem
-from parsolve.objectives import compute, launch, optimizer_step, pipeline_comm, roofline, tensor_comm
+from parsolve.loading import load_cluster
+from parsolve.objectives import (
+    compute,
+    gradient_accumulation,
+    launch,
+    optimizer_step,
+    pipeline_comm,
+    roofline,
+    tensor_comm,
+)
+from parsolve.objectives.parameters import dense_layer_params
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
 from parsolve.splits import Split, Splits, balanced
@@ -27,7 +37,7 @@ def instance(profile: dict[str, Any] | None = None, cluster: str = "a100-sxm-80g
 
 
 def test_alignment_of_matrix_sides() -> None:
-    assert roofline.alignment(np.array([128, 100, 222, 225])).tolist() == [1.0, 0.75, 0.5, 0.15]
+    assert roofline.alignment(np.array([128, 112, 100, 222, 225])).tolist() == [1.0, 0.9, 0.75, 0.5, 0.15]
 
 
 def test_attention_kernels_in_order_of_speed() -> None:
@@ -116,3 +126,29 @@ def test_arrays_agree_with_numbers(kernel: str) -> None:
         for i in range(3):
             assert whole[i] == pytest.approx(float(term(p, {name: values[i] for name, values in axes.items()})))
             assert whole[i] >= 0
+
+
+def test_few_output_tiles_slow_a_product_down() -> None:
+    p = instance({"gemm_half_tiles": 32.0, "gemm_half_depth": 0.0, "gemm_efficiency": 0.8, "kernel_overhead": 0.0})
+    tiles, depth = 32, 4096
+    flops = 2.0 * tiles * 128 * 128 * depth
+    assert roofline.matmul_time(p, 128 * tiles, 128, depth) == pytest.approx(flops / (312e12 * 0.8 * 0.5))
+    assert roofline.matmul_time(p, 128, 128 * tiles, depth) == pytest.approx(flops / (312e12 * 0.8 * 0.5))
+    many = roofline.matmul_time(p, 128 * tiles, 1280, depth)
+    assert many == pytest.approx(10 * flops / (312e12 * 0.8 * 10 / 11))
+
+
+def test_gradients_are_handed_over_once_a_microbatch() -> None:
+    p = instance({"accumulation_bytes": 8.0, "memory_efficiency": 0.8})
+    held = float(dense_layer_params(p, 4))
+    seconds = held * 8.0 / (2039e9 * 0.8)
+    assert float(gradient_accumulation.dense_layer_accumulation(p, {"tp": 4})) == pytest.approx(seconds)
+    assert gradient_accumulation.dense_layer_accumulation(instance({"accumulation_bytes": 0.0}), {"tp": 4}) == 0
+
+
+def test_a_fabric_that_reaches_less_of_its_rate() -> None:
+    whole, part = (load_cluster("jean-zay-a100"), load_cluster("jean-zay-a100"))
+    part = part.model_copy(update={"nic": part.nic.model_copy(update={"efficiency": 0.5})})
+    whole = whole.model_copy(update={"nic": whole.nic.model_copy(update={"efficiency": 1.0})})
+    assert whole.nic_bandwidth_per_gpu == pytest.approx(4 * 12.5e9 / 8)
+    assert part.nic_bandwidth_per_gpu == pytest.approx(0.5 * whole.nic_bandwidth_per_gpu)

@@ -36,11 +36,15 @@ class Gpu(Spec):
 
 
 class Network(Spec):
-    """A network level as one GPU or NIC sees it: ``bandwidth`` in bytes/s per direction, ``latency`` in s per hop."""
+    """A network level as one GPU or NIC sees it: ``bandwidth`` in bytes/s per direction, ``latency`` in s per hop.
+
+    ``efficiency`` is the share of the bandwidth that GPU memory reaches where the adapter cannot serve it by itself.
+    """
 
     kind: str
     bandwidth: BytesPerSecond
     latency: Seconds = 5e-6
+    efficiency: float = Field(default=1.0, gt=0, le=1)
 
 
 class Cluster(Spec):
@@ -98,4 +102,4 @@ class Cluster(Spec):
     @property
     def nic_bandwidth_per_gpu(self) -> float:
         """A GPU's share of its host's NICs when all GPUs of the host send at once, bytes/s per direction."""
-        return self.nic.bandwidth * self.nics_per_host / self.processes_per_host
+        return self.nic.bandwidth * self.nic.efficiency * self.nics_per_host / self.processes_per_host

@@ -25,8 +25,9 @@ class Profile(Spec):
     # ---- kernels
     gemm_efficiency: float = _share("share of the dense peak that a large 16-bit matrix product reaches")
     low_precision_gemm_efficiency: float = _share("the same for fp8 products, of the fp8 peak")
-    gemm_half_rows: float = Field(ge=0, description="rows (tokens) at which they alone halve a product's rate")
-    gemm_half_columns: float = Field(ge=0, description="output width at which it alone halves a product's rate")
+    gemm_half_tiles: float = Field(
+        ge=0, description="output tiles of 128 x 128 at which sharing them among the processors halves a product's rate"
+    )
     gemm_half_depth: float = Field(ge=0, description="inner size at which it alone halves a product's rate")
     grouped_gemm_efficiency: float = _share("expert products relative to a plain product of the same size")
     attention_efficiency: float = _share("share of the 16-bit peak in fused attention, forward")
@@ -36,6 +37,11 @@ class Profile(Spec):
         gt=0, le=10, description="bytes moved by element-wise operations relative to fully fused kernels"
     )
     loss_traffic: float = Field(gt=0, le=200, description="bytes moved per logit in the loss, forward and backward")
+    accumulation_bytes: float = Field(
+        ge=0,
+        le=20,
+        description="bytes moved per parameter and microbatch to add gradients to their sum or to copy shards",
+    )
     optimizer_traffic: float = Field(
         gt=0, le=20, description="bytes moved by the optimizer step relative to a fused update"
     )

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from parsolve.constraints.memory import stage_memory
-from parsolve.functions import STAGE, Array, Part, Term
-from parsolve.objectives.step_time import step_time
+from parsolve.evaluation import PIPELINE
+from parsolve.functions import STAGE, Array, Count, Part, Term
+from parsolve.objectives.step_time import items, pipeline_length, step_time
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Profile
 from parsolve.splits import Layers, Split, Splits, classify
@@ -50,14 +51,28 @@ class Batch:
         axes["shards"] = axes["dp"] * axes["cp"]
         axes["split"] = np.array([self.splits.index[run.config.layers_per_stage] for run in runs])
         self.values = axes
+        self.counts: dict[tuple[Count, int], Any] = {}
+        self.stretch: Array | None = None
         self.gbs: Any = axes["dp"] * axes["mbs"] * axes["grad_acc"]
 
     def instance(self, problem: Problem) -> Instance:
         """The problem with a batch size per run."""
         return Instance(problem, self.gbs, self.splits)
 
+    def count(self, p: Instance, part: Part, slot: int) -> Any:
+        """How often a part is paid on a stage slot; it does not depend on the profile and is computed once."""
+        if part.count is None:
+            return 1.0
+        key = (part.count, slot)
+        if key not in self.counts:
+            self.counts[key] = part.count(p, {**self.values, STAGE: slot})
+        return self.counts[key]
+
     def step_s(self, p: Instance) -> Array:
-        """Step time of each run: the sum of ``step_time``, every term computed once."""
+        """Step time of each run: the sum of ``step_time``, every term computed once.
+
+        The pipeline's bound is lengthened to its schedule's; by ``stretch`` where that is set.
+        """
         known: dict[Term, Any] = {}
 
         def leaf(part: Part) -> Any:
@@ -72,11 +87,23 @@ class Batch:
             leaves = [(part, part.sign * leaf(part)) for part in quantity.parts]
             worst: Any = None
             for slot in range(p.splits.slots):
-                here = {**self.values, STAGE: slot}
-                stage = sum(value * (part.count(p, here) if part.count else 1.0) for part, value in leaves)
+                stage = sum(value * self.count(p, part, slot) for part, value in leaves)
                 worst = stage if worst is None else np.maximum(worst, stage)
+            if quantity.name == PIPELINE:
+                worst = worst * (self.exact_stretch(p) if self.stretch is None else self.stretch)
             total = total + (np.maximum(worst, 0.0) if quantity.at_least_zero else worst)
         return np.asarray(total, dtype=float)
+
+    def exact_stretch(self, p: Instance) -> Array:
+        """How many times longer each run's schedule is than the bound of its pipeline."""
+        stretch = np.ones(len(self.runs))
+        pipelined = np.flatnonzero(self.values["pp"] > 1)
+        if len(pipelined):
+            bound = next(quantity for quantity in step_time(p) if quantity.name == PIPELINE).value(p, self.values)
+            times = items(p, self.values)
+            for i in pipelined.tolist():
+                stretch[i] = pipeline_length(p, self.values, times, i) / bound[i]
+        return stretch
 
     def memory(self, p: Instance) -> tuple[Array, Array]:
         """Worst stage's total, and the part that the run's meter sees on the stage that was read, bytes."""
@@ -90,10 +117,9 @@ class Batch:
         )
         totals, seen = [], []
         for slot in range(p.splits.slots):
-            here = {**self.values, STAGE: slot}
             amounts = np.stack(
                 [
-                    part.sign * leaf * (part.count(p, here) if part.count else 1.0)
+                    part.sign * leaf * self.count(p, part, slot)
                     for part, leaf in zip(quantity.parts, leaves, strict=True)
                 ],
                 axis=1,

@@ -14,9 +14,10 @@ from typing import Any
 
 from parsolve.config import Config
 from parsolve.errors import ParsolveError, SpecError
+from parsolve.loading import load_cluster
 from parsolve.presets import gpu_system, load_gpu
 from parsolve.problem import Problem
-from parsolve.profiles import choose_profile, load_profile
+from parsolve.profiles import choose_profile, generation, load_profile, profile_names
 from parsolve.specs import MLA, Cluster, Model, MoE, Network, Profile, Recompute, Workload
 from parsolve.splits import Layers, balanced
 from parsolve.validation.cells import Row, Unreadable, moe_layers, nics, number, switch, text, whole
@@ -31,6 +32,8 @@ KERNELS = {
     "fused_softmax": "fused_softmax",
     "unfused": "unfused",
 }
+OMNI_PATH = "jean-zay-a100"
+"""The shipped cluster whose NIC stands for this fabric: its adapters do not read GPU memory by themselves."""
 GIB = 2**30
 
 
@@ -163,11 +166,14 @@ def _read(
     if not text(row, "vocab"):
         assumed("vocab 51200")
     stack = text(row, "software_family") or "other"
+    framework = text(row, "framework").lower()
     if stack == "other":  # no family: a profile of the framework itself, where one is shipped
-        stack = text(row, "framework").lower() or stack
+        stack = framework or stack
     seq_len = whole(row, "seq_len")
     config = _config(row, cluster, model, assumed)
     options = _options(row, stack, cluster, assumed)
+    if f"{framework}-{generation(cluster.gpu)}" in profile_names():  # goes before that of its family
+        stack = framework
     if options.get("blocking_launches"):
         stack += "-blocking"
     chosen = profile or load_profile(choose_profile(stack, cluster.gpu))
@@ -240,11 +246,16 @@ def _build_cluster(name: str, world: int, per_host: int, fabric: str) -> Cluster
     stated = nics(fabric, per_host)
     if stated:
         count = stated[0]
-        nic = Network(kind=system.nic.kind, bandwidth=stated[1] * 1e9 / 8, latency=system.nic.latency)
+        nic = Network(
+            kind=system.nic.kind,
+            bandwidth=stated[1] * 1e9 / 8,
+            latency=system.nic.latency,
+            efficiency=load_cluster(OMNI_PATH).nic.efficiency if "omni-path" in fabric.lower() else 1.0,
+        )
     elif per_host != system.gpus_per_host:
         count = max(1, count * per_host // system.gpus_per_host)
     return Cluster(
-        name=f"{gpu.name}:{world // used}x{used}|{count}x{nic.bandwidth:g}",
+        name=f"{gpu.name}:{world // used}x{used}|{count}x{nic.bandwidth * nic.efficiency:g}",
         gpu=gpu,
         domains=world // used,
         gpus_per_domain=used,
