@@ -216,9 +216,9 @@ def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
     """Compute of the rank's layers under which data-parallel traffic can hide, as negative parts."""
     parts = []
     here = (
-        (counts.layers_of_all, counts.dense_layers_of_all, counts.moe_layers_of_all)
+        (counts.layers_hiding_of_all, counts.dense_layers_hiding_of_all, counts.moe_layers_hiding_of_all)
         if of_all
-        else (counts.all_layers, counts.dense_layers, counts.moe_layers)
+        else (counts.layers_hiding, counts.dense_layers_hiding, counts.moe_layers_hiding)
     )
     parts += [Part(t, here[0], weight, -1) for t in (compute.attention_projections, compute.attention_core)]
     if p.model.num_dense_layers:

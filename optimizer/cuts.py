@@ -88,6 +88,8 @@ def forms(
             units[name] = total
         nothing = units["nothing"]
         units = {name: total if name == "nothing" else total - nothing for name, total in units.items()}
+        for kind in ("dense", "moe"):  # of a concrete cut the same layers
+            units[kind] = units[kind] + units.pop(f"{kind}_hiding")
         return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
 
     return Forms(
