@@ -28,6 +28,14 @@ class Shape(NamedTuple):
     kind: str = "1f1b"
 
 
+def shape_of(pp: int, vpp: int, microbatches: int) -> Shape:
+    """The 1F1B schedule of a configuration; an interleaved one needs whole groups of pp, and its last is filled up.
+
+    Without that an illegal number of microbatches would have no schedule at all: its passes wait for each other.
+    """
+    return Shape(pp, vpp, microbatches if vpp == 1 else -(-microbatches // pp) * pp)
+
+
 @dataclass(frozen=True)
 class Order:
     """One rank's passes in order: ``passes`` and ``inputs`` index the flat array of all passes.

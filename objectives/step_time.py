@@ -31,7 +31,7 @@ from parsolve.objectives import (
     pipeline_comm,
 )
 from parsolve.objectives import tensor_comm as tensor
-from parsolve.objectives.schedule import Shape, makespan
+from parsolve.objectives.schedule import makespan, shape_of
 from parsolve.problem import Instance
 
 
@@ -208,7 +208,7 @@ def _ends(stages: int, first: float, last: float) -> Array:
 def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> float:
     """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s."""
     dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
-    shape = Shape(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i]))
+    shape = shape_of(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i]))
     return makespan(shape, *pass_times(of.row(i), dense, moe))
 
 

@@ -103,7 +103,7 @@ def test_random_problems_cover_the_kinds() -> None:
     problems = [stage_problem(seed) for seed in range(60)]
     assert sum(len(of.cuts) > 200 for of in problems) > 5
     assert sum(0 < int(of.legal().sum()) < len(of.cuts) for of in problems) > 15
-    assert sum(int(of.values["vpp"][0]) == 2 for of in problems) > 12
+    assert sum(int(of.values["vpp"][0]) == 2 for of in problems) > 5
     kinds = [of.p.model.layer_is_moe for of in problems]
     assert sum(0 < sum(kind) < len(kind) for kind in kinds) > 10
     assert sum(not any(kind) for kind in kinds) > 12

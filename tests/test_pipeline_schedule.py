@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulate import simulate
 
-from parsolve import Model, Problem, load_cluster
+from parsolve import Model, Problem, check, evaluate, load_cluster
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts
@@ -268,3 +268,11 @@ def test_the_bubble_is_not_halved_by_1f1b() -> None:
     p = instance(balanced(8, 8, 1))
     total = tree_time(p, 8, 1.0, 0.0)
     assert (total - 8.0) / total == pytest.approx(0.4667, abs=1e-4)
+
+
+def test_an_illegal_number_of_interleaved_microbatches_has_an_estimate() -> None:
+    """Passes of an incomplete group would wait for each other; the group counts as full."""
+    problem = Problem("h100-sxm:4x8", "llama3.1-8b", seq_len=1024, gbs=48)
+    incomplete = evaluate(problem, "tp=1,pp=4,vpp=2,mbs=1")
+    assert any(broken.rule == "microbatch_group" for broken in check(problem, "tp=1,pp=4,vpp=2,mbs=1"))
+    assert incomplete.step_time_s > 0
