@@ -13,10 +13,14 @@ CASES = [
     ("qwen3-235b-a22b", "h100-sxm:32x8", 4096, 1024, "tp=2,pp=8,vpp=4,ep=32,etp=1,layers_per_stage=2|3*30|2"),
     # 61 layers on 16 ranks
     ("deepseek-v3", "h800-sxm:256x8", 4096, 15360, "tp=1,pp=16,ep=64,etp=1,layers_per_stage=4*15|1"),
+    # Megatron-LM's documentation, Et*3|(tt|)*29,m|L, without its multi-token prediction: an empty chunk before the last
+    ("deepseek-v3", "h800-sxm:256x8", 4096, 16384, "tp=1,pp=16,vpp=2,ep=64,etp=1,layers_per_stage=3|2*29|0|0"),
 ]
 
 
-@pytest.mark.parametrize(("model", "cluster", "seq_len", "gbs", "axes"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("model", "cluster", "seq_len", "gbs", "axes"), CASES, ids=["405b", "qwen3", "deepseek", "documented"]
+)
 def test_published_layouts_are_accepted(model: str, cluster: str, seq_len: int, gbs: int, axes: str) -> None:
     problem = Problem(cluster, model, seq_len=seq_len, gbs=gbs)
     config = f"{axes},mbs=1,zero=1,recompute=full"
