@@ -19,11 +19,11 @@ from parsolve.evaluation import instance_for, violations
 from parsolve.launchers import launch
 from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
-from parsolve.optimizer.domains import divisors, split_list
+from parsolve.optimizer.domains import divisors, split_list, takes_any_cut
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
-from parsolve.splits import Splits
+from parsolve.splits import Layers, Splits, bounds, free_shape, rank_cuts
 
 CLUSTERS = (
     *("h100-sxm:1x8", "h100-sxm:2x8", "h100-sxm:4x8", "h100-sxm:16x8", "a100-sxm-80gb:4x8", "a100-sxm-80gb:6x8"),
@@ -74,8 +74,8 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     if gbs % (dp * mbs):
         return None
     vpp = rng.choice((1, 1, 2, 3, 4)) if pp > 1 else 1
-    cuts = split_list(problem, (pp,), (vpp,)).cuts
-    if not cuts:
+    layers = draw_cut(rng, problem, pp, vpp)
+    if layers is None:
         return None
     config = Config(
         tp=tp,
@@ -90,10 +90,30 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
         grad_acc=gbs // (dp * mbs),
         dp=dp,
         edp=world // (ep * etp * pp),
-        layers_per_stage=rng.choice(cuts).layers,
+        layers_per_stage=layers,
         sequence_parallel=tp > 1 and problem.instance(gbs, split_list(problem, (1,), (1,))).sequence_parallel,
     )
     return problem, config
+
+
+def draw_cut(rng: random.Random, problem: Problem, pp: int, vpp: int) -> Layers | None:
+    """One of the cuts that can be listed, or any cut of the stated domain where the launcher takes such."""
+    num_layers = problem.model.num_layers
+    if pp > 1 and takes_any_cut(problem) and rng.random() < 0.5 and free_shape(num_layers, pp, vpp):
+        side = rng.random() < 0.5
+        low, high = bounds(num_layers, pp, vpp)
+        ranks, left = [], num_layers
+        for rank in range(pp):
+            later = slice(rank + 1, None)
+            least, most = left - int(high[later].sum()), left - int(low[later].sum())
+            options = rank_cuts(num_layers, pp, vpp, rank, max(0, least), min(most, int(high[rank].sum())))[side]
+            if not options:
+                return None
+            ranks.append(rng.choice(options))
+            left -= sum(ranks[-1])
+        return tuple(ranks) if not left else None
+    cuts = split_list(problem, (pp,), (vpp,)).cuts
+    return rng.choice(cuts).layers if cuts else None
 
 
 MODELS = model_names()

@@ -30,12 +30,6 @@ def moe_layers(p: Instance, *, split: Any, stage: Any) -> Any:
 
 
 @count
-def all_layers(p: Instance, *, split: Any, stage: Any) -> Any:
-    """All layers on the rank."""
-    return _of(p, "dense", split, stage) + _of(p, "moe", split, stage)
-
-
-@count
 def is_first(p: Instance, *, split: Any, stage: Any) -> Any:
     """1 on the first rank: it holds the embedding."""
     return _of(p, "first", split, stage)
@@ -94,6 +88,42 @@ def dense_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any
 def moe_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
     """pp times the rank's MoE layers where there is more than one stage, else 0."""
     return np.where(p.splits.pp[split] > 1, p.splits.pp[split], 0) * _of(p, "moe", split, stage)
+
+
+@count
+def dense_layers_hiding(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The rank's dense layers, under whose compute traffic hides."""
+    return _of(p, "dense_hiding", split, stage)
+
+
+@count
+def moe_layers_hiding(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The rank's MoE layers, under whose compute traffic hides."""
+    return _of(p, "moe_hiding", split, stage)
+
+
+@count
+def layers_hiding(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The rank's layers, under whose compute traffic hides."""
+    return _of(p, "dense_hiding", split, stage) + _of(p, "moe_hiding", split, stage)
+
+
+@count
+def dense_layers_hiding_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's dense layers, under whose compute traffic hides."""
+    return p.splits.pp[split] * _of(p, "dense_hiding", split, stage)
+
+
+@count
+def moe_layers_hiding_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's MoE layers, under whose compute traffic hides."""
+    return p.splits.pp[split] * _of(p, "moe_hiding", split, stage)
+
+
+@count
+def layers_hiding_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's layers, under whose compute traffic hides."""
+    return p.splits.pp[split] * (_of(p, "dense_hiding", split, stage) + _of(p, "moe_hiding", split, stage))
 
 
 @count

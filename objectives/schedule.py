@@ -28,6 +28,14 @@ class Shape(NamedTuple):
     kind: str = "1f1b"
 
 
+def shape_of(pp: int, vpp: int, microbatches: int, kind: str = "1f1b") -> Shape:
+    """The schedule of a configuration; an interleaved one needs whole groups of pp, and its last is filled up.
+
+    Without that an illegal number of microbatches would have no schedule at all: its passes wait for each other.
+    """
+    return Shape(pp, vpp, microbatches if vpp == 1 else -(-microbatches // pp) * pp, kind)
+
+
 @dataclass(frozen=True)
 class Order:
     """One rank's passes in order: ``passes`` and ``inputs`` index the flat array of all passes.
@@ -201,7 +209,8 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0
     """A path of the schedule for each case, mostly the longest, found on fewer microbatches.
 
     The order of passes repeats itself every group of microbatches. Where the longest path of the short schedule comes
-    to the same pass of the next group, the part between is put in once more for each group left out.
+    to the same pass of the next group, the part between is put in once more for each group left out. The result is
+    followed pass by pass through the whole schedule; if it is no path there the longest one is looked for.
     ``forward``, ``backward``: (stage, case).
     """
     pp, vpp, m, kind = shape
@@ -209,26 +218,36 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: float = 0.0
     if kind != "1f1b" or m <= fewer + pp:
         return [_path(shape, *way) for way in _walks(shape, forward, backward, delay)[1]]
     short = Shape(pp, vpp, fewer)
-    sent = _neighbours(short)[2]
+    period = pp if vpp > 1 else 1
     found = []
-    for case, (on_path, transfers, by_input) in enumerate(_walks(short, forward, backward, delay)[1]):
+    for case, (on_path, _) in enumerate(_walks(short, forward, backward, delay)[1]):
         durations = np.repeat(np.concatenate((forward[:, case], backward[:, case])), fewer)
-        cycle = _cycle(on_path[::-1], durations, pp if vpp > 1 else 1, fewer)
-        if cycle is None:
-            found.append(critical_path(shape, forward[:, case], backward[:, case], delay)[1])
-            continue
-        part = on_path[::-1][cycle]
-        times = (m - fewer) // (pp if vpp > 1 else 1)
-        once, more = _path(short, on_path, transfers, by_input), _path(short, part, 0, by_input)
-        hops = int((by_input & sent)[part].sum())
-        found.append(
-            Path(
-                once.forward + times * more.forward,
-                once.backward + times * more.backward,
-                once.transfers + times * hops,
-            )
-        )
+        path = _lengthened(shape, on_path[::-1], _cycle(on_path[::-1], durations, period, fewer), fewer, period)
+        found.append(path or critical_path(shape, forward[:, case], backward[:, case], delay)[1])
     return found
+
+
+def _lengthened(shape: Shape, on_path: Array, cycle: slice | None, fewer: int, period: int) -> Path | None:
+    """The path of a schedule with ``fewer`` microbatches with its cycle as often as ``shape`` has room for.
+
+    None where a pass of it does not follow the one before in the order of ``shape``.
+    """
+    if cycle is None:
+        return None
+    m = shape.microbatches
+    times = (m - fewer) // period
+    part = np.arange(cycle.start, cycle.stop)
+    which = np.concatenate((np.arange(cycle.start), np.tile(part, times + 1), np.arange(cycle.stop, len(on_path))))
+    later = np.repeat(
+        [0, *range(times + 1), times], [cycle.start, *[len(part)] * (times + 1), len(on_path) - part[-1] - 1]
+    )
+    passes = on_path[which] // fewer * m + on_path[which] % fewer + later * period
+    previous, inputs, sent = _neighbours(shape)
+    after, before = passes[1:], passes[:-1]
+    on_rank, by_input = previous[after] == before, inputs[after] == before
+    if not np.all(on_rank | by_input):
+        return None
+    return _path(shape, passes, int((by_input & ~on_rank & sent[after]).sum()))
 
 
 def _cycle(on_path: Array, durations: Array, period: int, microbatches: int) -> slice | None:
@@ -254,7 +273,7 @@ ROUNDS = 5
 """Groups of pp microbatches in the short schedule of ``long_paths``."""
 
 
-def _path(shape: Shape, on_path: Array, transfers: int, _by_input: Array | None = None) -> Path:
+def _path(shape: Shape, on_path: Array, transfers: int) -> Path:
     stages = shape.pp * shape.vpp
     counts = np.bincount(on_path // shape.microbatches, minlength=2 * stages)
     return Path(counts[:stages], counts[stages:], transfers)
@@ -271,11 +290,8 @@ def _neighbours(shape: Shape) -> tuple[Array, Array, Array]:
     return previous, inputs, sent
 
 
-def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple[Array, list[tuple[Array, int, Array]]]:
-    """For each case the makespan; the longest path from its last pass back, its transfers, and where it follows inputs.
-
-    The last is true for each pass that starts when its input arrives, not when its rank is free.
-    """
+def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple[Array, list[tuple[Array, int]]]:
+    """For each case the makespan; the longest path from its last pass back, and its transfers."""
     ends = _ends(shape, forward, backward, delay)
     previous, inputs, sent = _neighbours(shape)
     lengths = ends.max(axis=0)
@@ -293,5 +309,5 @@ def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple
             on_path.append(at)
             at = way[at]
         passes = np.array(on_path)
-        found.append((passes, int((by_input[:, case] & sent)[passes].sum()), by_input[:, case]))
+        found.append((passes, int((by_input[:, case] & sent)[passes].sum())))
     return lengths, found

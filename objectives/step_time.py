@@ -31,7 +31,7 @@ from parsolve.objectives import (
     pipeline_comm,
 )
 from parsolve.objectives import tensor_comm as tensor
-from parsolve.objectives.schedule import Shape, makespan
+from parsolve.objectives.schedule import Shape, makespan, shape_of
 from parsolve.problem import Instance
 
 
@@ -215,7 +215,7 @@ def schedule_of(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> tu
     dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
     pp = int(values["pp"][i])
     kind = p.workload.schedule if pp > 1 else "1f1b"  # one rank runs each microbatch forward and backward
-    shape = Shape(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind)
+    shape = shape_of(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind)
     return (shape, *pass_times(of.row(i), dense, moe))
 
 
@@ -223,9 +223,9 @@ def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
     """Compute of the rank's layers under which data-parallel traffic can hide, as negative parts."""
     parts = []
     here = (
-        (counts.layers_of_all, counts.dense_layers_of_all, counts.moe_layers_of_all)
+        (counts.layers_hiding_of_all, counts.dense_layers_hiding_of_all, counts.moe_layers_hiding_of_all)
         if of_all
-        else (counts.all_layers, counts.dense_layers, counts.moe_layers)
+        else (counts.layers_hiding, counts.dense_layers_hiding, counts.moe_layers_hiding)
     )
     parts += [Part(t, here[0], weight, -1) for t in (compute.attention_projections, compute.attention_core)]
     if p.model.num_dense_layers:

@@ -20,7 +20,7 @@ import numpy as np
 
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
 from parsolve.functions import STAGE, Array, StageMax
-from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan
+from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan, shape_of
 from parsolve.objectives.step_time import Items, pass_times
 from parsolve.problem import Instance
 from parsolve.splits import Layers, Probe, bounds, from_model_order, rank_cuts, saturated
@@ -88,6 +88,8 @@ def forms(
             units[name] = total
         nothing = units["nothing"]
         units = {name: total if name == "nothing" else total - nothing for name, total in units.items()}
+        for kind in ("dense", "moe"):  # of a concrete cut the same layers
+            units[kind] = units[kind] + units.pop(f"{kind}_hiding")
         return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
 
     return Forms(
@@ -135,7 +137,7 @@ class Row:
             tuple((form, form.row(i)) for form in all_forms.objective),
             tuple((form, form.row(i)) for form in all_forms.limits),
             all_items.row(i),
-            Shape(here["pp"], here["vpp"], here["grad_acc"]),
+            shape_of(here["pp"], here["vpp"], here["grad_acc"]),
         )
 
 

@@ -201,9 +201,12 @@ FEATURES = (
     "hops_ahead",
     "holds_dense",
     "holds_moe",
+    "dense_hiding",
+    "moe_hiding",
 )
 """What a slot holds: layers of the rank; 1 on the first and last rank; layers in the first chunks of all earlier ranks,
-the embedding and the stage boundaries before it; 1 where the largest layer is dense or MoE."""
+the embedding and the stage boundaries before it; 1 where the largest layer is dense or MoE; layers again, for what
+counts against a cost: never fewer than some rank of a free cut has, where the others are never more."""
 IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight")
 """Layers times the microbatches whose activations are held for them, at the rank's worst moment."""
 
@@ -247,7 +250,8 @@ class Splits:
                     self.features[name][i, j] = row.get(name, 0.0)
         self._chunks = {kind: self._chunk_layers(i) for i, kind in enumerate(("dense", "moe"))}
         uneven = [any(len(set(rank)) > 1 for layers in pair for rank in layers.tolist()) for pair in self.contents]
-        self._own_moments = [i for i, cut in enumerate(self.cuts) if cut.kind == FREE or (cut.vpp > 1 and uneven[i])]
+        self._free = np.array([cut.kind == FREE for cut in self.cuts], dtype=bool)
+        self._own_moments = self._free | ((self.vpp > 1) & np.array(uneven, dtype=bool))
         self._held: dict[tuple[str, int, int], Array] = {}
 
     def _chunk_layers(self, kind: int) -> Array:
@@ -266,17 +270,16 @@ class Splits:
             result = np.minimum(grad_acc, self.pp[split]) * self.features["first"][split, stage]
         else:
             result = self._equal_chunks_in_flight(self._chunks[name.removesuffix("_in_flight")], split, stage, grad_acc)
-        for one in self._own_moments:
-            here = split == one
-            if np.any(here):
-                here, slot, m = np.broadcast_arrays(
-                    here, stage, np.minimum(grad_acc, saturated(self.pp[one], self.vpp[one]))
-                )
-                result = np.array(np.broadcast_to(result, here.shape), dtype=float)
-                for depth in np.unique(m[here]).tolist():
-                    at = here & (m == depth)
-                    result[at] = self._slots_in_flight(name, one, depth)[slot[at]]
-        return result
+        own = self._free if name == "embedding_in_flight" else self._own_moments
+        if not np.any(own[split]):
+            return result
+        cut, depth = np.broadcast_arrays(split, np.minimum(grad_acc, saturated(self.pp[split], self.vpp[split])))
+        here, slot = own[cut], np.broadcast_to(stage, np.broadcast_shapes(np.shape(stage), cut.shape))
+        known, which = np.unique(np.stack((cut[here], depth[here])), axis=1, return_inverse=True)
+        worst = np.stack([self._slots_in_flight(name, one, m) for one, m in known.T.tolist()])
+        place = np.zeros(cut.shape, np.int64)
+        place[here] = which.ravel()
+        return np.where(here, worst[place, slot], result)
 
     def _equal_chunks_in_flight(self, layers: Array, split: Any, stage: Any, grad_acc: Any) -> Any:
         """1F1B: min(m, p-i) microbatches. Interleaved: min(m*v, 2*(p-1-i) + (v-1)*p + 1) chunks, in rounds of p."""
@@ -303,8 +306,6 @@ class Splits:
         cut = self.cuts[split]
         if cut.kind == FREE:
             return _relaxed_in_flight(name, cut, self.layer_is_moe, microbatches, self.slots)
-        if name == "embedding_in_flight":
-            return np.asarray(min(microbatches, cut.pp) * self.features["first"][split])
         layers = self.contents[split][0 if name == "dense_in_flight" else 1]
         shape = Shape(cut.pp, cut.vpp, microbatches)
         ranks = self.rank[split].tolist()
@@ -350,21 +351,24 @@ def _stages(cut: Split, moe_prefix: Array) -> tuple[Array, Array, list[int]]:
 def _rows(dense: Array, moe: Array, ranks: list[int]) -> list[dict[str, float]]:
     """What each representative rank of a cut holds."""
     shares = np.diff([-1, *ranks]) / len(dense)
-    ahead = [np.cumsum(layers[:, 0]) - layers[:, 0] for layers in (dense, moe)]
+    dense_ahead, moe_ahead = ((np.cumsum(layers[:, 0]) - layers[:, 0]).tolist() for layers in (dense, moe))
+    of_dense, of_moe = (layers.sum(axis=1).tolist() for layers in (dense, moe))
     return [
         {
             "rank": rank,
             "weight": share,
-            "dense": dense[rank].sum(),
-            "moe": moe[rank].sum(),
+            "dense": of_dense[rank],
+            "moe": of_moe[rank],
             "first": rank == 0,
             "last": rank == len(dense) - 1,
-            "dense_ahead": ahead[0][rank],
-            "moe_ahead": ahead[1][rank],
+            "dense_ahead": dense_ahead[rank],
+            "moe_ahead": moe_ahead[rank],
             "embedding_ahead": rank > 0,
             "hops_ahead": rank,
-            "holds_dense": dense[rank].sum() > 0 and moe[rank].sum() == 0,
-            "holds_moe": moe[rank].sum() > 0,
+            "holds_dense": of_dense[rank] > 0 and of_moe[rank] == 0,
+            "holds_moe": of_moe[rank] > 0,
+            "dense_hiding": of_dense[rank],
+            "moe_hiding": of_moe[rank],
         }
         for rank, share in zip(ranks, shares.tolist(), strict=True)
     ]
@@ -373,7 +377,9 @@ def _rows(dense: Array, moe: Array, ranks: list[int]) -> list[dict[str, float]]:
 def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, float]]:
     """Four slots of which each holds no more than some rank of any free cut: mean, last, second, fullest."""
     pp, vpp, layers, moe = cut.pp, cut.vpp, len(layer_is_moe), sum(layer_is_moe)
-    least = int(bounds(layers, pp, vpp)[0].max())
+    low, high = bounds(layers, pp, vpp)
+    least, most = int(low.max()), int(high[0].sum())
+    hiding = {"dense_hiding": min(most, layers - moe), "moe_hiding": min(most, moe)}
     ends, middle = (vpp - 1) * least, vpp * least
     kind = "moe" if moe == layers else "dense"
     alike = moe in (0, layers)
@@ -382,14 +388,16 @@ def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, fl
         "weight": 1.0,
         "dense": (layers - moe) / pp,
         "moe": moe / pp,
+        "dense_hiding": (layers - moe) / pp,
+        "moe_hiding": moe / pp,
         "first": 1 / pp,
         "last": 1 / pp,
         "embedding_ahead": (pp - 1) / pp,
         "hops_ahead": (pp - 1) / 2,
     }
-    last: dict[str, float] = {"rank": pp - 1, "weight": 0.0, "last": 1, "embedding_ahead": 1, "hops_ahead": pp - 1}
-    second: dict[str, float] = {"rank": 1, "weight": 0.0, "embedding_ahead": pp > 2, "hops_ahead": pp > 2}
-    fullest: dict[str, float] = {"rank": pp - 1, "weight": 0.0}
+    last = {"rank": pp - 1, "weight": 0.0, "last": 1, "embedding_ahead": 1, "hops_ahead": pp - 1, **hiding}
+    second = {"rank": 1, "weight": 0.0, "embedding_ahead": pp > 2, "hops_ahead": pp > 2, **hiding}
+    fullest = {"rank": pp - 1, "weight": 0.0, **hiding}
     if vpp == 1:
         last |= {"dense_ahead": layers - moe, "moe_ahead": moe}
     if alike:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,6 +32,7 @@ def enumerate_all(problem: Problem, top: int | None = None, any_cut: bool = Fals
     return sorted(found.values())[:top]
 
 
+@lru_cache(maxsize=1024)
 def all_cuts(layers: int, pp: int, vpp: int) -> list[Layers]:
     """Every cut of the stated domain of free cuts."""
     found: dict[Layers, None] = {}

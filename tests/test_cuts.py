@@ -1,0 +1,162 @@
+"""The best cut of one configuration against brute force over every cut of the stated domain."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from cut_problems import LARGEST, StageProblem, stage_problem
+
+from parsolve.evaluation import active_limits, instance_for, objective_tree, objective_value, violations
+from parsolve.objectives.step_time import items
+from parsolve.optimizer import cuts
+from parsolve.optimizer.cuts import Found, Paths, Row, best_cut, caps, forms
+from parsolve.specs import Recompute
+from parsolve.splits import Split, Splits, classify, free, free_shape
+
+
+def solve(of: StageProblem, to_beat: float) -> Found | None:
+    """The solver's answer; None when no rank can do its share."""
+    shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
+    linear = forms(of.p, of.values, [shape], np.zeros(1, np.int64))
+    reach = caps(of.p, linear, of.values, np.array([to_beat]))
+    if not reach.possible[0]:
+        return None
+    row = Row.of(linear, items(of.p, of.values), of.values, 0)
+    return best_cut(of.p, row, to_beat, Paths(), (reach.most[0], reach.least[0]))
+
+
+def targets(rng: random.Random, best: float) -> float:
+    """A value to beat: far above the best cut, just above, or just below it."""
+    return best * rng.choice([1e3, 2.0, 1.02, 1 + 1e-6, 1 - 1e-6]) if best < math.inf else 1e12
+
+
+def same(of: StageProblem, to_beat: float, best: float) -> None:
+    """The cost and a cut that costs it, or none when none beats the target."""
+    answer = solve(of, to_beat)
+    if best >= to_beat:
+        assert answer is None or (answer.layers is None and answer.proven)
+        return
+    assert answer is not None and answer.proven and answer.layers is not None
+    assert answer.cost == pytest.approx(best, rel=1e-9)
+    index = of.cuts.index(answer.layers)
+    assert of.legal()[index]
+    assert of.costs(np.array([index]))[0] == pytest.approx(best, rel=1e-9)  # by the event simulation
+
+
+def compare(seed: int, largest: int = LARGEST) -> None:
+    of = stage_problem(seed, largest)
+    best, _ = of.best()
+    same(of, targets(random.Random(seed), best), best)
+
+
+@pytest.mark.parametrize("block", range(30))
+def test_the_best_cut_equals_brute_force(block: int) -> None:
+    """300 problems of up to 16 layers, 4 stages, 2 chunks."""
+    for seed in range(10 * block, 10 * block + 10):
+        compare(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(200))
+def test_the_best_cut_equals_brute_force_in_more_problems(block: int) -> None:
+    for seed in range(1000 + 10 * block, 1010 + 10 * block):
+        compare(seed)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_the_constraint_model_equals_brute_force(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without listing the cuts, as where there are too many."""
+    monkeypatch.setattr(cuts, "MAX_LISTED", 0)
+    monkeypatch.setattr(cuts, "CutList", None)
+    for seed in range(10 * block, 10 * block + 10):
+        compare(seed, largest=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(100))
+def test_the_constraint_model_equals_brute_force_in_more_problems(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "MAX_LISTED", 0)
+    monkeypatch.setattr(cuts, "CutList", None)
+    for seed in range(1000 + 10 * block, 1010 + 10 * block):
+        compare(seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_cut_by_the_event_simulation(seed: int) -> None:
+    """No bound, no order: each cut of the domain simulated pass by pass."""
+    of = stage_problem(500 + seed, largest=60)
+    best = float(of.costs().min())
+    same(of, targets(random.Random(seed), best), best)
+    for i, (cost, legal) in enumerate(zip(of.costs().tolist(), of.legal().tolist(), strict=True)):
+        config = of.config(i)
+        p = instance_for(of.p.problem, config.layers_per_stage, of.p.gbs)
+        broken = {found.rule for found in violations(p, config)} & {limit.name for limit in active_limits(p.problem)}
+        assert legal == (not broken)
+        if legal:
+            assert objective_value(p, config) == pytest.approx(cost, rel=1e-9)
+
+
+def test_random_problems_cover_the_kinds() -> None:
+    problems = [stage_problem(seed) for seed in range(60)]
+    assert sum(len(of.cuts) > 200 for of in problems) > 5
+    assert sum(0 < int(of.legal().sum()) < len(of.cuts) for of in problems) > 15
+    assert sum(int(of.values["vpp"][0]) == 2 for of in problems) > 5
+    kinds = [of.p.model.layer_is_moe for of in problems]
+    assert sum(0 < sum(kind) < len(kind) for kind in kinds) > 10
+    assert sum(not any(kind) for kind in kinds) > 12
+    best = [of.best()[1] or ((1,),) for of in problems]
+    assert sum(not cut[0][0] or not cut[-1][-1] for cut in best) > 3
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_caps_never_exclude_a_cut_that_beats_the_target(block: int) -> None:
+    """What each rank may hold, for several configurations of a shape at once."""
+    for seed in range(8 * block, 8 * block + 8):
+        of = stage_problem(seed, largest=300)
+        shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
+        best, cut = of.best()
+        if cut is None:
+            continue
+        factors = np.array([1.0, 1.003, 1.03, 1.3, 1e3])
+        rows = {axis: np.repeat(column, len(factors)) for axis, column in of.values.items()}
+        linear = forms(of.p, rows, [shape], np.zeros(len(factors), np.int64))
+        reach = caps(of.p, linear, rows, best * factors)
+        bounds = of.bounds()
+        for i, to_beat in enumerate((best * factors).tolist()):
+            near = np.flatnonzero((bounds <= to_beat * (1 + 1e-9)) & of.legal())
+            near = near[np.argsort(bounds[near], kind="stable")]
+            near = np.array([of.cuts.index(cut), *near[:30], *near[30 :: len(near) // 30 + 1]])
+            beats = near[of.costs(near) <= to_beat * (1 + 1e-9)]
+            assert reach.possible[i] and beats[0] == near[0], seed
+            totals = np.array([[sum(rank) for rank in of.cuts[j]] for j in beats])
+            assert (totals <= reach.most[i]).all() and (totals >= reach.least[i]).all(), seed
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_the_relaxation_of_all_cuts_is_below_each(block: int) -> None:
+    """Every summand of the objective and every limit, for each configuration of the other axes."""
+    for seed in range(8 * block, 8 * block + 8):
+        of = stage_problem(seed, largest=400)
+        pp, vpp = int(of.values["pp"][0]), int(of.values["vpp"][0])
+        problem, model = of.p.problem, of.p.model
+        assert free_shape(model.num_layers, pp, vpp)
+        listed = [Split(cut, classify(cut, model.num_layers)) for cut in of.cuts]
+        p = problem.instance(of.p.gbs, Splits(model.layer_is_moe, [free(pp, vpp), *listed]))
+        rng = random.Random(seed)
+        trees = [quantity for _, quantity in objective_tree(p)] + [x.quantity(p) for x in active_limits(problem)]
+        for _ in range(4):
+            size = len(p.splits.cuts)
+            values = {axis: np.broadcast_to(column, (size,)) for axis, column in of.values.items()}
+            changes = {
+                "recompute": int(rng.choice(list(Recompute))),
+                "zero": rng.randrange(4),
+                "grad_acc": int(rng.choice([of.values["grad_acc"][0], pp, 2 * pp, 7 * pp])),
+            }
+            values |= {axis: np.full(size, value) for axis, value in changes.items()}
+            values["split"] = np.arange(size)
+            for quantity in trees:
+                each = np.broadcast_to(quantity.value(p, values), (size,))
+                assert each[0] <= each[1:].min() * (1 + 1e-9) + 1e-15, (seed, quantity.name, changes)

@@ -1,0 +1,31 @@
+"""Layer cuts that Megatron-LM users have published: accepted, and never faster than the best cut of the same shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from parsolve import Problem, check, evaluate, solve
+
+CASES = [
+    # the embedding and the output layer count as layers; memory holds with full recomputation, not with selective
+    ("llama3.1-405b", "h100-sxm:2048x8", 8192, 2048, "tp=8,pp=8,vpp=8,layers_per_stage=1|2*62|1"),
+    # the same, in 32 chunks of three
+    ("qwen3-235b-a22b", "h100-sxm:32x8", 4096, 1024, "tp=2,pp=8,vpp=4,ep=32,etp=1,layers_per_stage=2|3*30|2"),
+    # 61 layers on 16 ranks
+    ("deepseek-v3", "h800-sxm:256x8", 4096, 15360, "tp=1,pp=16,ep=64,etp=1,layers_per_stage=4*15|1"),
+    # Megatron-LM's documentation, Et*3|(tt|)*29,m|L, without its multi-token prediction: an empty chunk before the last
+    ("deepseek-v3", "h800-sxm:256x8", 4096, 16384, "tp=1,pp=16,vpp=2,ep=64,etp=1,layers_per_stage=3|2*29|0|0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "seq_len", "gbs", "axes"), CASES, ids=["405b", "qwen3", "deepseek", "documented"]
+)
+def test_published_layouts_are_accepted(model: str, cluster: str, seq_len: int, gbs: int, axes: str) -> None:
+    problem = Problem(cluster, model, seq_len=seq_len, gbs=gbs)
+    config = f"{axes},mbs=1,zero=1,recompute=full"
+    assert check(problem, config) == []
+    sizes = dict(part.split("=") for part in axes.split(","))
+    best = solve(problem, top=1, pin={axis: sizes[axis] for axis in ("tp", "pp")})
+    assert best.status == "optimal"
+    assert best.best.estimate.step_time_s <= evaluate(problem, config).step_time_s * (1 + 1e-9)
