@@ -206,10 +206,16 @@ def _ends(stages: int, first: float, last: float) -> Array:
 
 
 def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> float:
-    """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s."""
+    """Exact length of the schedule of row ``i`` of ``values``, whose ``split`` is a concrete cut, s.
+
+    Interleaved stages work on rounds of pp microbatches and would wait for each other for ever in a round that is not
+    full: such a layout, which the rules refuse, is timed with its last round filled.
+    """
     dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
-    shape = Shape(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i]))
-    return makespan(shape, *pass_times(of.row(i), dense, moe))
+    pp, vpp, microbatches = (int(values[axis][i]) for axis in ("pp", "vpp", "grad_acc"))
+    if vpp > 1:
+        microbatches = -(-microbatches // pp) * pp
+    return makespan(Shape(pp, vpp, microbatches), *pass_times(of.row(i), dense, moe))
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulate import simulate
 
-from parsolve import Model, Problem, load_cluster
+from parsolve import Model, Problem, check, evaluate, load_cluster, load_model
 from parsolve.objectives import counts
 from parsolve.problem import Instance
 from parsolve.splits import Split, Splits, balanced, classify
@@ -112,3 +112,14 @@ def test_the_bubble_is_not_halved_by_1f1b() -> None:
     p = instance(balanced(8, 8, 1))
     total = tree_time(p, 8, 1.0, 0.0)
     assert (total - 8.0) / total == pytest.approx(0.4667, abs=1e-4)
+
+
+def test_an_interleaved_round_that_is_not_full_is_timed_as_a_full_one() -> None:
+    """Ranks would wait for each other for ever; the rules refuse the layout, and check still has to answer."""
+    problem = Problem(load_cluster("h100-sxm:2x8"), load_model("llama2-7b"), seq_len=4096, gbs=20)
+    layout = {"tp": 1, "pp": 4, "dp": 4, "vpp": 4, "mbs": 1}
+    broken = check(problem, layout)
+    assert [violation.rule for violation in broken] == ["microbatch_group"]
+    whole = Problem(load_cluster("h100-sxm:2x8"), load_model("llama2-7b"), seq_len=4096, gbs=32)
+    some, more = evaluate(problem, layout), evaluate(whole, layout)
+    assert 0.9 * more.step_time_s < some.step_time_s <= more.step_time_s
