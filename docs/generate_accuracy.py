@@ -41,7 +41,7 @@ class Family:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
-    strength: float = 1.0
+    strength: float = 5.0
 
     def constants(self) -> list[Constant]:
         """The constants that are fitted."""
@@ -128,7 +128,6 @@ FAMILIES = (
             "pipelined_member_time": (2e-3, "assumed start"),
         },
         add=("pipelined_member_time",),
-        strength=0.3,
     ),
     Family(
         "internevo-ampere",
