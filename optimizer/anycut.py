@@ -19,15 +19,18 @@ from parsolve.functions import Array
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.cuts import Forms, Paths, Row, best_cut, caps, forms
-from parsolve.optimizer.join import join
+from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
+from parsolve.splits import balanced
 
 if TYPE_CHECKING:
     from parsolve.optimizer.ranking import _Search
 
 MAX_ROWS = 1_000_000
 """Configurations joined at once; more than that are not proven."""
+MAX_STARTS = 150
+"""Configurations whose balanced cuts are tried while nothing is listed."""
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
@@ -64,6 +67,7 @@ class AnyCut:
         todo = [
             i for i in np.argsort(rows.bound, kind="stable").tolist() if not self._known(configs[i], limit, rows, i)
         ]
+        self._start(configs, todo, limit, rows)
         reach = self._reach(linear, table, at, todo, [self._to_beat(configs[i], limit, rows.bound[i]) for i in todo])
         while todo:
             i = todo.pop(0)
@@ -80,6 +84,19 @@ class AnyCut:
                 beat = [self._to_beat(configs[j], limit, rows.bound[j]) for j in todo]
                 reach = self._reach(linear, table, at, todo, beat)
         return True
+
+    def _start(self, configs: list[Config], todo: list[int], limit: float, rows: Rows) -> None:
+        """Balanced cuts of the most promising configurations, until there is a list to beat."""
+        layers = self.p.model.num_layers
+        for i in todo[:MAX_STARTS]:
+            if self.search.best.worst < math.inf or time.perf_counter() > self.deadline:
+                return
+            pp, vpp = configs[i].pp, configs[i].vpp
+            if pp * vpp <= layers and self._to_beat(configs[i], limit, rows.bound[i]) > rows.bound[i]:
+                fuller_first = balanced(layers, pp, vpp)
+                fuller_last = tuple(rank[::-1] for rank in fuller_first[::-1])
+                for cut in dict.fromkeys((fuller_first, fuller_last)):
+                    self._list(configs[i], cut)
 
     def _known(self, config: Config, limit: float, rows: Rows, i: int) -> bool:
         return self.settled.get(config, -1.0) >= self._to_beat(config, limit, rows.bound[i])
@@ -122,14 +139,22 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
     return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
 
 
-def first_legal_cut(p: Instance, base: Filter, rows: int) -> Config | None:
+def first_legal_cut(p: Instance, base: Filter, deadline: float) -> Config | None:
     """A legal plan with any cut among the surviving rows, None with certainty that there is none.
 
     Raises
     ------
-    InternalError: more than ``rows`` configurations have to be looked at.
+    TimeoutError: ``time.perf_counter()`` passed the deadline, or there are too many configurations to be certain.
     """
-    from parsolve.errors import InternalError
+    for rows in (300, 20_000, MAX_ROWS):
+        joined, found = _first_among(p, base, rows, deadline)
+        if found is not None or joined.complete:
+            return found
+    raise TimeoutError
+
+
+def _first_among(p: Instance, base: Filter, rows: int, deadline: float) -> tuple[Joined, Config | None]:
+    """The join of up to so many rows, and a legal plan among them."""
     from parsolve.optimizer.ranking import configs_of
 
     joined = join(base, math.inf, rows)
@@ -143,11 +168,13 @@ def first_legal_cut(p: Instance, base: Filter, rows: int) -> Config | None:
             part = {axis: column[here] for axis, column in table.values.items()}
             reach = caps(p, linear.rows(here), part, np.full(len(here), math.inf))
             for j in np.flatnonzero(reach.possible).tolist():
+                if time.perf_counter() > deadline:
+                    raise TimeoutError
                 row = Row.of(linear, times, table.values, int(here[j]))
-                found = best_cut(p, row, 1.0, Paths(), (reach.most[j], reach.least[j]))
+                found = best_cut(p, row, 1.0, Paths(), (reach.most[j], reach.least[j]), deadline)
                 if found.layers is not None:
                     config = configs_of(p, table, [int(here[j])])[0]
-                    return replace(config, layers_per_stage=found.layers)
-    if not joined.complete:
-        raise InternalError("too many configurations to decide whether some cut of the layers is legal")
-    return None
+                    return joined, replace(config, layers_per_stage=found.layers)
+                if not found.proven:
+                    raise TimeoutError
+    return joined, None

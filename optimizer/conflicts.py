@@ -17,7 +17,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import SpecError
-from parsolve.evaluation import Violation, active_limits, active_rules
+from parsolve.evaluation import Violation, active_limits, active_rules, instance_for, total_time
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.anycut import first_legal_cut
@@ -92,7 +92,10 @@ def _any_cut(problem: Problem, spaces: Spaces, deadline: float) -> Config | None
         if time.perf_counter() > deadline:
             raise OutOfTime
         space = spaces.with_any_cut().at(problem, gbs)
-        found = first_legal_cut(space.p, space.rows, SAMPLE_ROWS[-1]) if space.rows is not None else None
+        try:
+            found = first_legal_cut(space.p, space.rows, deadline) if space.rows is not None else None
+        except TimeoutError:
+            raise OutOfTime from None
         if found is not None:
             return found
     return None
@@ -276,6 +279,21 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
             alone if len(members) == 1 else f"these exclude each other: {names}; without any one of them a plan exists"
         )
     return Infeasible(described, text, relaxations)
+
+
+def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible | None:
+    """Said when the cuts that can be listed are the only obstacle: some other cut of the layers is legal."""
+    budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
+    try:
+        found = first_legal(problem, time.perf_counter() + budget)
+    except OutOfTime:
+        return None
+    if found is None:
+        return None
+    own = instance_for(problem, found.layers_per_stage, found.gbs)
+    text = f"no listed cut of the layers is legal; {found.layers_text()} is: leave --cuts at any"
+    change = Relaxation("any cut of the layers (--cuts any)", "listed cuts", total_time(own, found))
+    return Infeasible((), text, (change,))
 
 
 def least_memory(problem: Problem, time_limit: float | None = None) -> float | None:

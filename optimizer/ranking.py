@@ -332,7 +332,7 @@ class _Search:
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
             listed = config.layers_per_stage in p.splits.index
-            if config.gbs == p.gbs and inside and (listed or self.any_cut):
+            if config.gbs == p.gbs and inside:
                 own = p if listed else instance_for(self.problem, config.layers_per_stage, p.gbs)
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))
@@ -414,7 +414,7 @@ class _Search:
                 if plan.key <= worst * (1 + SLACK):
                     values = _assignment(p, plan.config)
                     if complete is not None:  # the join found the best cut
-                        del values["split"]
+                        values.pop("split", None)
                     model.block(values)
         while True:
             if self.clock.over():
@@ -433,7 +433,9 @@ class _Search:
 
 
 def _assignment(p: Instance, config: Config) -> dict[str, int]:
-    return {**config.axes(), "split": p.splits.index[config.layers_per_stage]}
+    """The plan's axes, its cut among them where that is listed."""
+    cut = p.splits.index.get(config.layers_per_stage)
+    return config.axes() if cut is None else {**config.axes(), "split": cut}
 
 
 def _combinations(domains: dict[str, Array]) -> int:

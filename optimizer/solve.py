@@ -16,7 +16,8 @@ from parsolve.evaluation import instance_for, objective_value, total_time
 from parsolve.functions import Limit, rule
 from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
-from parsolve.optimizer.ranking import SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
+from parsolve.optimizer.domains import takes_any_cut
+from parsolve.optimizer.ranking import ANY_CUT_TOP, SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
 from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Instance, Problem
 from parsolve.result import Baseline, Plan, Result
@@ -97,8 +98,12 @@ def solve_problem(
         pareto=request.pareto,
     )
     if status == "infeasible":
-        from parsolve.optimizer.conflicts import explain_infeasible
+        from parsolve.optimizer.conflicts import explain_infeasible, only_cuts
 
+        if not request.any_cut and takes_any_cut(problem):
+            reason = only_cuts(problem, left)
+            if reason is not None:
+                return replace(result, infeasible=reason)
         return replace(result, infeasible=explain_infeasible(problem, left))
     if request.explain and plans and not interrupted:
         from parsolve.optimizer.counterfactuals import counterfactuals
@@ -122,7 +127,16 @@ def _ranking(
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
         query = replace(query, any_cut=query.any_cut and request.any_cut)
-        return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
+        if query.short or not request.any_cut or not takes_any_cut(asked):
+            return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
+        # of a long list the first plans have the best of all cuts, the others cuts that can be listed
+        short = replace(query, top=ANY_CUT_TOP, any_cut=True)
+        head = rank(asked, short, left, progress, log, seeds, spaces, request.workers)
+        left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
+        known = [*seeds, *(plan.config for plan in head.plans)]
+        whole = rank(asked, query, left, progress, log, known, spaces, request.workers)
+        whole.any_cut = head.complete and len(head.plans) < ANY_CUT_TOP
+        return whole
 
     objective = request.objective
     if request.pareto:
@@ -132,12 +146,12 @@ def _ranking(
     second = objective.second_goal()
     if request.within is None and second is None:
         return run(problem, Query(request.top, distinct=request.distinct))
-    first = run(problem, Query(1, any_cut=False))  # long lists take the cuts that can be listed
+    first = run(problem, Query(1))
     if not first.plans or not first.complete:
         return first
     cap = first.plans[0].key * (1 + tolerance) * (1 + SLACK)
     if second is None:
-        return run(problem, Query(request.top if request.within is None else None, cap, request.distinct, False))
+        return run(problem, Query(request.top if request.within is None else None, cap, request.distinct))
     everything = run(problem, Query(None, cap))
     everything.plans = _reordered(problem.with_(goal=second), everything.plans)[: request.top]
     return everything

@@ -81,6 +81,8 @@ class Cli(click.Group):
                 raise
             if isinstance(error, ParsolveError):
                 return _say(f"error: {error}", error.exit_code)
+            if "KeyboardInterrupt" in str(error):  # pydantic wraps an interrupt during its own start
+                return _say("interrupted", INTERRUPTED)
             text = f"error: a bug in parsolve: {type(error).__name__}: {error}"
             return _say(f"{text}\nplease report it; PARSOLVE_DEBUG=1 shows where", BUG)
 
