@@ -266,7 +266,8 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
-        self.any_cut = self.best.query.short and domain_module.takes_any_cut(self.problem)
+        by_time = self.problem.goal == STEP_TIME  # with memory in the goal, the cuts that can be listed
+        self.any_cut = self.best.query.short and by_time and domain_module.takes_any_cut(self.problem)
         self.result.any_cut = self.any_cut
 
     def batch(self, gbs: int) -> tuple[bool, float]:

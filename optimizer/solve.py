@@ -19,7 +19,7 @@ from parsolve.optimizer.baseline import rule_of_thumb
 from parsolve.optimizer.domains import takes_any_cut
 from parsolve.optimizer.ranking import ANY_CUT_TOP, SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
 from parsolve.optimizer.spaces import Spaces
-from parsolve.problem import Instance, Problem
+from parsolve.problem import STEP_TIME, Instance, Problem
 from parsolve.result import Baseline, Plan, Result
 from parsolve.splits import Layers
 
@@ -127,7 +127,7 @@ def _ranking(
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
         query = replace(query, any_cut=query.any_cut and request.any_cut)
-        if query.short or not request.any_cut or not takes_any_cut(asked):
+        if query.short or not request.any_cut or not takes_any_cut(asked) or asked.goal != STEP_TIME:
             return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
         # of a long list the first plans have the best of all cuts, the others cuts that can be listed
         short = replace(query, top=ANY_CUT_TOP, any_cut=True)
