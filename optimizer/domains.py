@@ -82,9 +82,11 @@ def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]]) -> dict[str, t
 
 
 def takes_any_cut(problem: Problem) -> bool:
-    """Whether the launcher can spell any cut of the layers: Megatron-Core's layout strings."""
-    w = problem.workload
-    return w.framework in MEGATRON_LIKE and problem.instance(1, Splits((), ())).megatron_core >= LAYOUT_SINCE
+    """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings."""
+    blank = problem.instance(1, Splits((), ()))
+    if problem.workload.framework not in MEGATRON_LIKE or blank.megatron_core < LAYOUT_SINCE:
+        return False
+    return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 
 
 def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
