@@ -23,7 +23,7 @@ from parsolve.functions import STAGE, Array, StageMax
 from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan, shape_of
 from parsolve.objectives.step_time import Items, pass_times
 from parsolve.problem import Instance
-from parsolve.splits import Layers, Probe, bounds, from_model_order, rank_cuts, saturated
+from parsolve.splits import Layers, Probe, bounds, from_model_order, moe_layers, rank_cuts, saturated
 
 RESOLUTION = 10**8
 """Ticks in the value to beat; coefficients are rounded down, so that the model is a relaxation."""
@@ -120,9 +120,8 @@ def _straight(shape: Shape, rank: int) -> Path:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration without its cut: scalar axis values, its linear forms, and the times of its items."""
+    """One configuration without its cut: its linear forms, the times of its items, and its schedule."""
 
-    values: Mapping[str, int]
     objective: tuple[tuple[Form, dict[str, float]], ...]
     limits: tuple[tuple[Form, dict[str, float]], ...]
     items: Items
@@ -131,63 +130,74 @@ class Row:
     @staticmethod
     def of(all_forms: Forms, all_items: Items, values: Mapping[str, Array], i: int) -> Row:
         """Row i of ``values``."""
-        here = {axis: int(column[i]) for axis, column in values.items() if axis != "split"}
         return Row(
-            here,
             tuple((form, form.row(i)) for form in all_forms.objective),
             tuple((form, form.row(i)) for form in all_forms.limits),
             all_items.row(i),
-            shape_of(here["pp"], here["vpp"], here["grad_acc"]),
+            shape_of(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i])),
         )
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What the ranks of a concrete cut hold: layers of each kind, arrays (stage,) in model order."""
+    """Layers of each kind in concrete cuts: of the stages, (…, stage) in model order, and of the ranks, (…, rank)."""
 
     dense: Array
     moe: Array
+    dense_of_rank: Array
+    moe_of_rank: Array
 
     @staticmethod
-    def of(counts: Array, layer_is_moe: Sequence[bool]) -> Contents:
+    def of(counts: Array, layer_is_moe: tuple[bool, ...], pp: int) -> Contents:
         """Layers are dealt out in order."""
-        prefix = np.concatenate(([0], np.cumsum(layer_is_moe))).astype(np.int64)
-        ends = np.cumsum(counts)
-        moe = prefix[ends] - prefix[ends - counts]
-        return Contents(counts - moe, moe)
+        moe = moe_layers(counts, layer_is_moe).astype(float)
+        dense = counts - moe
+        chunks = (*counts.shape[:-1], counts.shape[-1] // pp, pp)
+        of_rank = (layers.reshape(chunks).sum(axis=-2) for layers in (dense, moe))
+        return Contents(dense, moe, *of_rank)
 
 
-def _rank_values(row: Row, units: Mapping[str, float], of: Contents, shape: Shape) -> Array:
-    """A form on every rank of a cut (without what lies ahead), array (rank,)."""
-    pp, vpp = shape.pp, shape.vpp
-    dense, moe = (layers.reshape(vpp, pp).T for layers in (of.dense, of.moe))
-    depth = Shape(pp, vpp, int(min(shape.microbatches, saturated(pp, vpp))))
-    total = np.full(pp, units["nothing"])
-    total[0] += units["first"] + units["embedding_in_flight"] * min(shape.microbatches, pp)
-    total[-1] += units["last"]
-    total += units["dense"] * dense.sum(axis=1) + units["moe"] * moe.sum(axis=1)
-    has_moe = moe.sum(axis=1) > 0
-    total += units["holds_moe"] * has_moe + units["holds_dense"] * (~has_moe & (dense.sum(axis=1) > 0))
-    for unit, layers in ((units["dense_in_flight"], dense), (units["moe_in_flight"], moe)):
+def _moments(shape: Shape, rank: int) -> Array:
+    """``held`` of a schedule on no more microbatches than matter."""
+    return held(shape._replace(microbatches=int(min(shape.microbatches, saturated(shape.pp, shape.vpp)))), rank)
+
+
+def _fixed(units: Mapping[str, Any], pp: int, microbatches: Any) -> Array:
+    """(…, rank) what a form costs without layers: the embedding on the first rank, the output layer on the last."""
+    nothing, first, last = (np.asarray(units[name])[..., None] for name in ("nothing", "first", "last"))
+    in_flight = np.asarray(units["embedding_in_flight"] * np.minimum(microbatches, pp))[..., None]
+    ranks = np.arange(pp)
+    return np.asarray(nothing + (first + in_flight) * (ranks == 0) + last * (ranks == pp - 1))
+
+
+def _rank_values(units: Mapping[str, float], of: Contents, shape: Shape) -> Array:
+    """A form on every rank of cuts (without what lies ahead), array (…, rank)."""
+    dense, moe = of.dense_of_rank, of.moe_of_rank
+    total = _fixed(units, shape.pp, shape.microbatches) + units["dense"] * dense + units["moe"] * moe
+    total = total + units["holds_moe"] * (moe > 0) + units["holds_dense"] * ((moe == 0) & (dense > 0))
+    for unit, stages in ((units["dense_in_flight"], of.dense), (units["moe_in_flight"], of.moe)):
         if unit:
-            total += unit * np.array([(held(depth, r) @ layers[r]).max() for r in range(pp)])
-    return total
+            of_ranks = [(stages[..., rank :: shape.pp], _moments(shape, rank)) for rank in range(shape.pp)]
+            worst = [(chunks @ moments.T).max(axis=-1) for chunks, moments in of_ranks]
+            total = total + unit * np.stack(worst, axis=-1)
+    return np.asarray(total)
 
 
-def cost_at(row: Row, of: Contents, length: float) -> float:
-    """Objective of a cut whose schedule has that length."""
-    total = 0.0
+def cost_at(row: Row, of: Contents, length: Any) -> Any:
+    """Objective of cuts whose schedules have that length."""
+    total: Any = 0.0
     for form, units in row.objective:
-        value = length if form.name == PIPELINE else float(_rank_values(row, units, of, row.shape).max())
-        total += form.weight * (max(0.0, value) if form.at_least_zero else value)
+        value = length if form.name == PIPELINE else _rank_values(units, of, row.shape).max(axis=-1)
+        total = total + form.weight * (np.maximum(0.0, value) if form.at_least_zero else value)
     return total
 
 
-def is_legal(row: Row, of: Contents) -> bool:
-    """Whether a cut holds every limit."""
-    return all(
-        float(_rank_values(row, units, of, row.shape).max()) <= form.budget * (1 + SLACK) for form, units in row.limits
-    )
+def is_legal(row: Row, of: Contents) -> Array:
+    """Whether cuts hold every limit."""
+    legal = np.ones(of.dense.shape[:-1], dtype=bool)
+    for form, units in row.limits:
+        legal &= _rank_values(units, of, row.shape).max(axis=-1) <= form.budget * (1 + SLACK)
+    return legal
 
 
 @dataclass(frozen=True)
@@ -213,26 +223,6 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     low, high = bounds(layers, pp, vpp)
     size = len(to_beat)
     numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
-    first, last = np.zeros(pp), np.zeros(pp)
-    first[0] = last[-1] = 1.0
-
-    def cheapest(units: Mapping[str, Array], suffix: str = "") -> Array:
-        return np.asarray(_cheapest(p, units, suffix))
-
-    def at_least(units: Mapping[str, Array], numbers: Array) -> Array:
-        """(row, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
-        kinds = list(_kinds(p))
-        of = np.stack([units[kind] for kind in kinds])
-        cheaper = np.argmin(of, axis=0)
-        there = np.stack([_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in kinds])[cheaper]
-        cheap = np.minimum(numbers, there[:, :, None])
-        low, high = of.min(axis=0)[:, None, None], of.max(axis=0)[:, None, None]
-        return np.asarray(low * cheap + high * (numbers - cheap))
-
-    def ends(units: Mapping[str, Array]) -> Array:
-        fixed = units["nothing"][:, None] + units["first"][:, None] * first + units["last"][:, None] * last
-        return np.asarray(fixed)
-
     rest = np.zeros(size)
     pipeline: Form | None = None
     for form in all_forms.objective:
@@ -250,36 +240,30 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         if pipeline is None:
             return fits
         _, least_layers = _reach(fits, numbers, layers)
-        ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest)
-        fixed = pipeline.weight * (ends(pipeline.units) + ahead)
-        spent = fixed[:, :, None] + pipeline.weight * at_least(pipeline.units, numbers)
+        ahead = _ahead(pipeline.units, least_layers, low, vpp, _cheapest(p, pipeline.units, "_ahead"))
+        fixed = pipeline.weight * (_fixed(pipeline.units, pp, values["grad_acc"]) + ahead)
+        spent = fixed[:, :, None] + pipeline.weight * _at_least(p, pipeline.units, numbers, pp, vpp)
         return fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
 
     fits = in_time(in_time(fits))
     if fits.any():
-        window = np.flatnonzero(fits.any(axis=(0, 1)))
-        window = numbers[window[0] : window[-1] + 1]
-        fits &= (numbers >= window[0]) & (numbers <= window[-1])
-        depths = np.minimum(values["grad_acc"], int(saturated(pp, vpp)))
-        for m in np.unique(depths).tolist():
-            here = np.flatnonzero(depths == m)
-            shape = Shape(pp, vpp, int(m))
-            least = np.stack([_least_held(layers, shape, r)[window] for r in range(pp)])
-            for form in all_forms.limits:
-                per_held = cheapest(form.units, "_in_flight")[here]
-                first_in_flight = form.units["embedding_in_flight"] * np.minimum(values["grad_acc"], pp)
-                base = ends(form.units)[here] + first_in_flight[here][:, None] * first
-                need = base[:, :, None] + at_least(form.units, window)[here]
-                need = need + np.where(np.isinf(least), math.inf, per_held[:, None, None] * np.minimum(least, 1e18))
-                part = fits[np.ix_(here, np.arange(pp), window)]
-                fits[np.ix_(here, np.arange(pp), window)] = part & (need <= form.budget * (1 + SLACK))
+        reached = np.flatnonzero(fits.any(axis=(0, 1)))
+        window = slice(reached[0], reached[-1] + 1)
+        depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
+        least = np.stack(
+            [[_least_held(layers, Shape(pp, vpp, m), rank)[window] for rank in range(pp)] for m in depths.tolist()]
+        )[which]
+        some, least = np.isfinite(least), np.where(np.isfinite(least), least, 0.0)
+        for form in all_forms.limits:
+            need = _fixed(form.units, pp, values["grad_acc"])[:, :, None]
+            need = need + _at_least(p, form.units, numbers[window], pp, vpp)
+            need = need + _cheapest(p, form.units, "_in_flight")[:, None, None] * least
+            fits[:, :, window] &= some & (need <= form.budget * (1 + SLACK))
         fits = in_time(fits)
     most, least_layers = _reach(fits, numbers, layers)
     possible = np.all(fits.any(axis=2), axis=1) & (most.sum(axis=1) >= layers)
     if pipeline is not None:
-        work = pipeline.weight * sum(
-            pipeline.units[k] * n for k, n in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers))
-        )
+        work = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in _kinds(p).items())
         room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - fixed
         possible &= ~(np.maximum(room, 0.0).sum(axis=1) < work)
     return Caps(most, least_layers, possible)
@@ -292,14 +276,13 @@ def _reach(fits: Array, numbers: Array, layers: int) -> tuple[Array, Array]:
     return most, np.maximum(lowest, layers - (most.sum(axis=1)[:, None] - most))
 
 
-def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, cheapest: Any) -> Array:
+def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, per_layer: Array) -> Array:
     """(row, rank) at least the time that passes before a rank's first and after its last pass."""
     pp = low.shape[0]
     chunk = np.maximum(least // vpp, low[:, 0]).astype(float)
     if vpp > 1:  # the end chunks may hold fewer than the others
         chunk[:, 0] = low[0, 0]
     before = np.cumsum(chunk, axis=1) - chunk
-    per_layer = cheapest(units, "_ahead")
     later = (np.arange(pp) > 0) * 1.0
     waits = units["embedding_ahead"][:, None] * later + units["hops_ahead"][:, None] * np.arange(pp)
     return np.asarray(waits + per_layer[:, None] * before)
@@ -337,7 +320,6 @@ class Found:
     layers: Layers | None
     cost: float
     proven: bool
-    rounds: int
 
 
 class CutModel:
@@ -424,14 +406,10 @@ class CutModel:
             end, before = total, so_far
             least_before += int(self.sizes[stage % self.shape.pp][:, stage // self.shape.pp].min())
 
-    def _kinds(self, units: Mapping[str, float], suffix: str = "") -> tuple[float, float]:
+    def _kinds(self, units: Mapping[str, float]) -> tuple[float, float]:
         """The coefficient of the common kind, and by how much the rarer one's is larger."""
         common, rare = ("moe", "dense") if self.common_is_moe else ("dense", "moe")
-        return units[common + suffix], (units[rare + suffix] - units[common + suffix] if self.rare else 0.0)
-
-    def _fixed(self, units: Mapping[str, float], rank: int) -> float:
-        fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == self.shape.pp - 1)
-        return fixed + units["embedding_in_flight"] * (rank == 0) * min(self.shape.microbatches, self.shape.pp)
+        return units[common], (units[rare] - units[common] if self.rare else 0.0)
 
     def _sum(self, rank: int, of_options: Array, more: float, scale: float) -> Any:
         """Ticks, rounded down: a value for each option of a rank, and ``more`` for each layer of the rarer kind."""
@@ -444,19 +422,16 @@ class CutModel:
     def _on_rank(self, units: Mapping[str, float], rank: int, scale: float) -> Any:
         """A form on one rank."""
         each, more = self._kinds(units)
-        return self._sum(rank, self._fixed(units, rank) + each * self.sizes[rank].sum(axis=1), more, scale)
+        fixed = _fixed(units, self.shape.pp, self.shape.microbatches)[rank]
+        return self._sum(rank, fixed + each * self.sizes[rank].sum(axis=1), more, scale)
 
     def add_path(self, path: Path) -> None:
         """The schedule is at least as long as this path."""
         if self.pipeline is None:
             return
-        of, scale, pp = self.row.items, self.weight / self.tick, self.shape.pp
-        fixed = path.transfers * of.delay + of.transfer * float(path.forward.sum() + path.backward.sum())
-        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
-            fixed += float(path.forward[stage]) * there + float(path.backward[stage]) * back
-        common, rare = (of.moe, of.dense) if self.common_is_moe else (of.dense, of.moe)
-        each = path.forward * common[0] + path.backward * common[1]
-        more = path.forward * rare[0] + path.backward * rare[1] - each
+        scale, pp = self.weight / self.tick, self.shape.pp
+        fixed, dense, moe = _on_path(path, self.row.items)
+        each, more = (moe, dense - moe) if self.common_is_moe else (dense, moe - dense)
         terms = [math.floor(fixed * scale)]
         for rank in range(pp):
             terms.append(self._sum(rank, self.sizes[rank] @ each[rank::pp], 0.0, scale))
@@ -491,6 +466,15 @@ class CutModel:
         return np.zeros((0, 0)), status == self.cp.INFEASIBLE
 
 
+def _on_path(path: Path, of: Items) -> tuple[float, Array, Array]:
+    """A path's length without layers, and what a dense or an MoE layer of each stage adds to it, (stage,), s."""
+    fixed = path.transfers * of.delay + of.transfer * float(path.forward.sum() + path.backward.sum())
+    for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+        fixed += float(path.forward[stage]) * there + float(path.backward[stage]) * back
+    dense, moe = (path.forward * there + path.backward * back for there, back in (of.dense, of.moe))
+    return fixed, dense, moe
+
+
 def best_cut(
     p: Instance, row: Row, to_beat: float, paths: Paths, caps_of_row: tuple[Array, Array], deadline: float = math.inf
 ) -> Found:
@@ -505,16 +489,15 @@ def best_cut(
     for path in known if listed is None else known[: row.shape.pp - 1 : -1]:  # the list knows the straight ones
         master.add_path(path)
     best: Layers | None = None
-    cost, rounds = to_beat, 0
+    cost = to_beat
     while True:
         left = None if deadline == math.inf else deadline - time.perf_counter()
         if left is not None and left <= 0:
-            return Found(best, cost, False, rounds)
+            return Found(best, cost, False)
         cuts, finished = master.solve(left)
-        rounds += 1
         if not len(cuts):
-            return Found(best, cost, finished, rounds)
-        contents = [Contents.of(counts, p.model.layer_is_moe) for counts in cuts]
+            return Found(best, cost, finished)
+        contents = [Contents.of(counts, p.model.layer_is_moe, row.shape.pp) for counts in cuts]
         times = [pass_times(row.items, of.dense, of.moe) for of in contents]
         forward, backward = (np.stack([t[i] for t in times], axis=1) for i in (0, 1))
         found = []
@@ -541,33 +524,31 @@ Domain = dict[bool, list[tuple[int, ...]]]
 
 def _domains(p: Instance, row: Row, most: Array, least: Array) -> list[Domain]:
     """``rank_cuts`` of each rank, without those that break a limit whatever the other ranks hold."""
-    pp, vpp, m, kind = row.shape
+    pp, vpp, *_ = row.shape
     result = []
     for rank in range(pp):
         domain = rank_cuts(p.model.num_layers, pp, vpp, rank, int(least[rank]), int(most[rank]))
-        moments = held(Shape(pp, vpp, int(min(m, saturated(pp, vpp))), kind), rank)
         for side, cuts in domain.items():
             sizes = np.array(cuts, dtype=np.int64).reshape(len(cuts), vpp)
             fits = np.ones(len(cuts), dtype=bool)
             for form, units in row.limits:
-                fits &= _needs(p, row, units, rank, sizes, moments) <= form.budget * (1 + SLACK)
+                fits &= _needs(p, row, units, rank, sizes) <= form.budget * (1 + SLACK)
             domain[side] = [cut for cut, fit in zip(cuts, fits.tolist(), strict=True) if fit]
         result.append(domain)
     return result
 
 
-def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: Array, moments: Array) -> Array:
+def _needs(p: Instance, row: Row, units: Mapping[str, float], rank: int, sizes: Array) -> Array:
     """(option,) what a rank needs at least; exact where all layers that it can hold are of one kind."""
-    pp, _, m, _ = row.shape
+    pp = row.shape.pp
     names = [k for k in _kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, row.shape.vpp)[rank]]
     each, in_flight, holds = (
         min((units[prefix + name + suffix] for name in names), default=0.0)
         for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
     )
-    fixed = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
-    fixed += units["embedding_in_flight"] * (rank == 0) * min(m, pp)
-    layers = sizes.sum(axis=1)
-    return np.asarray(fixed + each * layers + in_flight * (moments @ sizes.T).max(axis=0) + holds * (layers > 0))
+    fixed, layers = _fixed(units, pp, row.shape.microbatches)[rank], sizes.sum(axis=1)
+    flying = (_moments(row.shape, rank) @ sizes.T).max(axis=0)
+    return np.asarray(fixed + each * layers + in_flight * flying + holds * (layers > 0))
 
 
 SPARSE = 0.3
@@ -592,6 +573,12 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
         if form.name != PIPELINE
     )
     room = to_beat * (1 + SLACK) - rest
+    if pipeline is not None:
+        weight, units = pipeline
+        fixed = _fixed(units, pp, row.shape.microbatches)
+        fixed = fixed + (np.arange(pp) > 0) * units["embedding_ahead"] + np.arange(pp) * units["hops_ahead"]
+        busy = fixed[:, None] + _at_least(p, units, np.arange(layers + 1), pp, vpp)
+        per_layer_ahead = _cheapest(p, units, "_ahead")
     blocks, lengths = [np.zeros((0, pp * vpp), np.int16)], [np.zeros(0)]
     for side in (False, True):
         options = [np.array(domain[side], dtype=np.int16).reshape(-1, vpp) for domain in domains]
@@ -608,13 +595,9 @@ def _listed(p: Instance, row: Row, to_beat: float, domains: Sequence[Domain]) ->
             keep = (grown + after_least[i] <= layers) & (grown + after_most[i] >= layers)
             waits, length = np.repeat(ahead, len(total)), np.repeat(longest, len(total))
             if pipeline is not None:
-                weight, units = pipeline
-                fixed = units["nothing"] + units["first"] * (i == 0) + units["last"] * (i == pp - 1)
-                fixed += (i > 0) * units["embedding_ahead"] + i * units["hops_ahead"]
-                busy = fixed + _at_least(p, units, total, i, row.shape)
-                length = np.maximum(length, waits + np.tile(busy, len(chosen)))
+                length = np.maximum(length, waits + np.tile(busy[i][total], len(chosen)))
                 keep &= weight * length <= room
-                waits = waits + np.tile(_cheapest(p, units, "_ahead") * options[i][:, 0], len(chosen))
+                waits = waits + np.tile(per_layer_ahead * options[i][:, 0], len(chosen))
             left, right = np.divmod(np.flatnonzero(keep), len(total))
             chosen = np.column_stack((chosen[left], right.astype(np.int16)))
             sums, ahead, longest = grown[keep], waits[keep], length[keep]
@@ -649,12 +632,14 @@ def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> 
     return np.asarray(after[np.minimum(np.cumsum(low) - low, len(of_kind))])
 
 
-def _at_least(p: Instance, units: Mapping[str, float], numbers: Array, rank: int, shape: Shape) -> Array:
-    """What so many layers cost on a rank when as many as there can be are of the cheaper kind."""
-    (cost, kind), *dearer = sorted((units[kind], kind) for kind in _kinds(p))
-    there = _reachable(p.model.layer_is_moe, kind == "moe", shape.pp, shape.vpp)[rank]
-    cheap = np.minimum(numbers, there) if dearer else numbers
-    return np.asarray(cost * cheap + (dearer[0][0] if dearer else 0.0) * (numbers - cheap))
+def _at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
+    """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
+    kinds = list(_kinds(p))
+    of = np.stack([np.asarray(units[kind]) for kind in kinds])
+    there = np.stack([_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in kinds])
+    cheap = np.minimum(numbers, there[np.argmin(of, axis=0)][..., None])
+    low, high = of.min(axis=0)[..., None, None], of.max(axis=0)[..., None, None]
+    return np.asarray(low * cheap + high * (numbers - cheap))
 
 
 def _others(p: Instance, form: Form, units: Mapping[str, Any], pp: int, low: int, high: int) -> Any:
@@ -676,58 +661,18 @@ class CutList:
 
     def __init__(self, p: Instance, row: Row, to_beat: float, counts: Array, length: Array) -> None:
         self.row, self.to_beat = row, to_beat
-        self.counts = counts
-        prefix = np.concatenate(([0], np.cumsum(p.model.layer_is_moe))).astype(np.int64)
-        ends = np.cumsum(counts, axis=1, dtype=np.int64)
-        self.moe = (prefix[ends] - prefix[ends - counts]).astype(float)
-        self.dense = counts - self.moe
-        self.rest, self.weight = np.zeros(len(counts)), 0.0
-        pp, vpp, *_ = row.shape
-        layers = [part.reshape(len(counts), vpp, pp).sum(axis=1) for part in (self.dense, self.moe)]
-        for form, units in row.objective:
-            if form.name == PIPELINE:
-                self.weight = form.weight
-                continue
-            each = units["nothing"] + units["dense"] * layers[0] + units["moe"] * layers[1]
-            each[:, 0] += units["first"] + units["embedding_in_flight"] * min(row.shape.microbatches, pp)
-            each[:, -1] += units["last"]
-            if units["dense_in_flight"] or units["moe_in_flight"]:
-                each = each + np.minimum(units["dense_in_flight"], units["moe_in_flight"]) * (layers[0] + layers[1])
-            worst = each.max(axis=1)
-            self.rest += form.weight * (np.maximum(worst, 0.0) if form.at_least_zero else worst)
-        self.length = length
+        self.counts, self.length = counts, length
+        of = Contents.of(counts, p.model.layer_is_moe, row.shape.pp)
+        self.dense, self.moe = of.dense, of.moe
+        self.rest = np.broadcast_to(cost_at(row, of, 0.0), (len(counts),))
+        self.weight = next((form.weight for form, _ in row.objective if form.name == PIPELINE), 0.0)
         alike = len(_kinds(p)) == 1  # then the domains hold legal cuts only
-        self.alive = np.ones(len(counts), dtype=bool) if alike else self._legal(p)
+        self.alive = np.ones(len(counts), dtype=bool) if alike else is_legal(row, of)
         self.given: Array = np.zeros(0, np.int64)
-
-    def _legal(self, p: Instance) -> Array:
-        """(cut,) whether every rank holds every limit."""
-        pp, vpp, m, kind = self.row.shape
-        dense, moe = (part.reshape(-1, vpp, pp) for part in (self.dense, self.moe))
-        legal = np.ones(len(self.counts), dtype=bool)
-        for rank in range(pp):
-            moments = held(Shape(pp, vpp, int(min(m, saturated(pp, vpp))), kind), rank).T
-            mine = dense[:, :, rank], moe[:, :, rank]
-            totals = [part.sum(axis=1) for part in mine]
-            flying = [(part @ moments).max(axis=1) for part in mine]
-            holds = (totals[0] > 0) & (totals[1] == 0), totals[1] > 0
-            for form, units in self.row.limits:
-                need = units["nothing"] + units["first"] * (rank == 0) + units["last"] * (rank == pp - 1)
-                need += units["embedding_in_flight"] * (rank == 0) * min(m, pp)
-                for i, name in enumerate(("dense", "moe")):
-                    need = need + units[name] * totals[i] + units[f"{name}_in_flight"] * flying[i]
-                    need = need + units[f"holds_{name}"] * holds[i]
-                legal &= need <= form.budget * (1 + SLACK)
-        return legal
 
     def add_path(self, path: Path) -> None:
         """The schedule is at least as long as this path."""
-        of = self.row.items
-        fixed = path.transfers * of.delay + of.transfer * float(path.forward.sum() + path.backward.sum())
-        for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
-            fixed += float(path.forward[stage]) * there + float(path.backward[stage]) * back
-        dense = path.forward * of.dense[0] + path.backward * of.dense[1]
-        moe = path.forward * of.moe[0] + path.backward * of.moe[1]
+        fixed, dense, moe = _on_path(path, self.row.items)
         self.length = np.maximum(self.length, fixed + self.dense @ dense + self.moe @ moe)
         self._drop(SPARSE)
 

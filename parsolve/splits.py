@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,8 +223,7 @@ class Splits:
     def __init__(self, layer_is_moe: Sequence[bool], cuts: Sequence[Split], every_rank: bool = False) -> None:
         self.layer_is_moe, self.cuts = tuple(layer_is_moe), tuple(cuts)
         self.index = {cut.layers: i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
-        moe_prefix = np.concatenate(([0], np.cumsum(self.layer_is_moe))).astype(np.int64)
-        stages = [_stages(cut, moe_prefix) for cut in self.cuts]
+        stages = [_stages(cut, self.layer_is_moe) for cut in self.cuts]
         self.contents = [(dense, moe) for dense, moe, _ in stages]
         """(rank, chunk) dense and MoE layers of each cut."""
         rows = [
@@ -330,13 +330,23 @@ def saturated(pp: Any, vpp: Any) -> Any:
     return np.where(vpp == 1, pp, 3 * pp)
 
 
-def _stages(cut: Split, moe_prefix: Array) -> tuple[Array, Array, list[int]]:
+@lru_cache(maxsize=16)
+def _moe_before(layer_is_moe: tuple[bool, ...]) -> Array:
+    """MoE layers before each layer, and in all."""
+    return np.concatenate(([0], np.cumsum(layer_is_moe))).astype(np.int64)
+
+
+def moe_layers(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
+    """MoE layers of each stage when the layers are dealt out in order, arrays (…, stage) in model order."""
+    before, ends = _moe_before(layer_is_moe), np.cumsum(counts, axis=-1, dtype=np.int64)
+    most = len(layer_is_moe)  # a cut that is only being checked may hold more
+    return np.asarray(before[np.minimum(ends, most)] - before[np.minimum(ends - counts, most)])
+
+
+def _stages(cut: Split, layer_is_moe: tuple[bool, ...]) -> tuple[Array, Array, list[int]]:
     """(rank, chunk) dense and MoE layer counts, and the representative ranks."""
     counts = np.array(cut.layers, dtype=np.int64)
-    ends = np.cumsum(counts.T.ravel())
-    clipped = np.minimum(ends, len(moe_prefix) - 1)
-    before = np.minimum(ends - counts.T.ravel(), len(moe_prefix) - 1)
-    moe = (moe_prefix[clipped] - moe_prefix[before]).reshape(counts.T.shape).T
+    moe = moe_layers(counts.T.ravel(), layer_is_moe).reshape(counts.T.shape).T
     dense = counts - moe
     contents = np.concatenate((dense, moe), axis=1)
     changes = [0, *(np.flatnonzero((contents[1:] != contents[:-1]).any(axis=1)) + 1).tolist(), len(contents)]
