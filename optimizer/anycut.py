@@ -56,7 +56,9 @@ class AnyCut:
         joined = join(work, limit, MAX_ROWS)
         if not joined.complete:
             return False
-        table = joined.table.keep(joined.table.values["pp"] > 1)  # one stage has one cut: settled before
+        one_stage = joined.table.values["pp"] == 1  # has one cut
+        self.search.list_rows(self.p, joined.table.keep(one_stage))
+        table = joined.table.keep(~one_stage)
         if not table.size:
             return True
         rows = objective_rows(self.p, table.values)
@@ -68,7 +70,7 @@ class AnyCut:
             i for i in np.argsort(rows.bound, kind="stable").tolist() if not self._known(configs[i], limit, rows, i)
         ]
         self._start(configs, todo, limit, rows)
-        reach = self._reach(linear, table, at, todo, [self._to_beat(configs[i], limit, rows.bound[i]) for i in todo])
+        reach = _reach(self.p, linear, table, at, todo, [self._to_beat(configs[i], limit, rows.bound[i]) for i in todo])
         while todo:
             i = todo.pop(0)
             to_beat = self._to_beat(configs[i], limit, rows.bound[i])
@@ -82,7 +84,7 @@ class AnyCut:
             if answer.layers is not None:
                 self._list(configs[i], answer.layers)
                 beat = [self._to_beat(configs[j], limit, rows.bound[j]) for j in todo]
-                reach = self._reach(linear, table, at, todo, beat)
+                reach = _reach(self.p, linear, table, at, todo, beat)
         return True
 
     def _start(self, configs: list[Config], todo: list[int], limit: float, rows: Rows) -> None:
@@ -100,20 +102,6 @@ class AnyCut:
 
     def _known(self, config: Config, limit: float, rows: Rows, i: int) -> bool:
         return self.settled.get(config, -1.0) >= self._to_beat(config, limit, rows.bound[i])
-
-    def _reach(
-        self, linear: Forms, table: Table, at: Array, todo: list[int], beat: list[float]
-    ) -> dict[int, tuple[Array, Array]]:
-        """The most and the least layers of each rank, for the rows that some cut could make cheap enough."""
-        found = {}
-        rows, values = np.array(todo, dtype=np.int64), np.array(beat)
-        for shape in np.unique(at[rows]).tolist():
-            here = np.flatnonzero(at[rows] == shape)
-            part = {axis: column[rows[here]] for axis, column in table.values.items()}
-            answer = caps(self.p, linear.rows(rows[here]), part, values[here])
-            for j in np.flatnonzero(answer.possible).tolist():
-                found[int(rows[here[j]])] = (answer.most[j], answer.least[j])
-        return found
 
     def _configs(self, table: Table) -> list[Config]:
         from parsolve.optimizer.ranking import configs_of, without_cut
@@ -137,6 +125,21 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
     """The (pp, vpp) that occur, and which one each row has."""
     pairs, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
     return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
+
+
+def _reach(
+    p: Instance, linear: Forms, table: Table, at: Array, todo: list[int], beat: list[float]
+) -> dict[int, tuple[Array, Array]]:
+    """The most and the least layers of each rank, for the rows of ``todo`` that some cut could make cheap enough."""
+    found = {}
+    rows, values = np.array(todo, dtype=np.int64), np.array(beat)
+    for shape in np.unique(at[rows]).tolist():
+        here = np.flatnonzero(at[rows] == shape)
+        part = {axis: column[rows[here]] for axis, column in table.values.items()}
+        answer = caps(p, linear.rows(rows[here]), part, values[here])
+        for j in np.flatnonzero(answer.possible).tolist():
+            found[int(rows[here[j]])] = (answer.most[j], answer.least[j])
+    return found
 
 
 def first_legal_cut(p: Instance, base: Filter, deadline: float) -> Config | None:
@@ -163,18 +166,13 @@ def _first_among(p: Instance, base: Filter, rows: int, deadline: float) -> tuple
         shapes, at = _shapes(table)
         linear = forms(p, table.values, shapes, at, objective=False)
         times = items(p, table.values)
-        for shape in range(len(shapes)):
-            here = np.flatnonzero(at == shape)
-            part = {axis: column[here] for axis, column in table.values.items()}
-            reach = caps(p, linear.rows(here), part, np.full(len(here), math.inf))
-            for j in np.flatnonzero(reach.possible).tolist():
-                if time.perf_counter() > deadline:
-                    raise TimeoutError
-                row = Row.of(linear, times, table.values, int(here[j]))
-                found = best_cut(p, row, 1.0, Paths(), (reach.most[j], reach.least[j]), deadline)
-                if found.layers is not None:
-                    config = configs_of(p, table, [int(here[j])])[0]
-                    return joined, replace(config, layers_per_stage=found.layers)
-                if not found.proven:
-                    raise TimeoutError
+        every = list(range(table.size))
+        for i, reach in _reach(p, linear, table, at, every, [math.inf] * table.size).items():
+            if time.perf_counter() > deadline:
+                raise TimeoutError
+            found = best_cut(p, Row.of(linear, times, table.values, i), 1.0, Paths(), reach, deadline)
+            if found.layers is not None:
+                return joined, replace(configs_of(p, table, [i])[0], layers_per_stage=found.layers)
+            if not found.proven:
+                raise TimeoutError
     return joined, None

@@ -21,7 +21,6 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.errors import InternalError
 from parsolve.evaluation import (
-    Rows,
     active_limits,
     instance_for,
     objective_rows,
@@ -132,6 +131,11 @@ def within_limits(p: Instance, table: Table) -> Array:
 def without_cut(config: Config) -> Config:
     """The configuration's choices but for the cut: a plan is listed once, with its best cut."""
     return replace(config, layers_per_stage=())
+
+
+def solves_any_cut(problem: Problem) -> bool:
+    """Whether short lists get the best of all cuts; with memory in the goal the cuts that can be listed are taken."""
+    return problem.goal == STEP_TIME and domain_module.takes_any_cut(problem)
 
 
 def layout_of(config: Config) -> tuple[int, int, int, int]:
@@ -266,16 +270,12 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
-        by_time = self.problem.goal == STEP_TIME  # with memory in the goal, the cuts that can be listed
-        self.any_cut = self.best.query.short and by_time and domain_module.takes_any_cut(self.problem)
+        self.any_cut = self.best.query.short and solves_any_cut(self.problem)
         self.result.any_cut = self.any_cut
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
-        if self.spaces is None:
-            space = self.own.once(self.problem, gbs, self._limit())
-        else:
-            space = self.spaces.at(self.problem, gbs, self._limit())
+        space = self._space(gbs)
         p, domains, base = space.p, space.domains, space.rows
         self.result.domains = _merged(self.result.domains, p, domains)
         self._plant(p, domains)
@@ -302,15 +302,17 @@ class _Search:
             return self._any_cut(gbs)
         return self._prove(p, base, joined)
 
-    def any_space(self, gbs: int) -> Space:
-        """The tables with all cuts at once."""
-        if self.spaces is None:
-            return Spaces(self.problem, any_cut=True).once(self.problem, gbs, self._limit())
-        return self.spaces.with_any_cut().at(self.problem, gbs, self._limit())
+    def _space(self, gbs: int, any_cut: bool = False) -> Space:
+        """The tables of one batch size, with the cuts that can be listed or with all at once."""
+        spaces = self.spaces or self.own
+        if any_cut:
+            spaces = spaces.with_any_cut()
+        space = spaces.once if self.spaces is None else spaces.at
+        return space(self.problem, gbs, self._limit())
 
     def _any_cut(self, gbs: int) -> tuple[bool, float]:
         """The same with all cuts at once; (proven, lower bound of the key)."""
-        space = self.any_space(gbs)
+        space = self._space(gbs, any_cut=True)
         self.result.domains = _merged(self.result.domains, space.p, space.domains)
         self.result.search_space = max(self.result.search_space, _combinations(space.domains))
         if space.rows is None:
@@ -338,9 +340,11 @@ class _Search:
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))
 
-    def _add(self, p: Instance, rows: Rows, table: Table, chosen: Iterable[int]) -> None:
-        """List the rows that belong there, given from the lowest bound up."""
-        for i in chosen:
+    def list_rows(self, p: Instance, table: Table) -> None:
+        """List the plans of a full table that belong there, from the lowest bound up."""
+        rows = objective_rows(p, table.values)
+        legal = np.flatnonzero(within_limits(p, table))
+        for i in legal[np.argsort(rows.bound[legal], kind="stable")].tolist():
             if rows.bound[i] > self._limit() * (1 + SLACK):
                 break
             config = configs_of(p, table, [i])[0]
@@ -378,10 +382,7 @@ class _Search:
             rows = order[start : start + chunk]
             if joined.cost[rows[0]] > self._limit() * (1 + SLACK):
                 break
-            part = joined.table.keep(rows)
-            costs = objective_rows(p, part.values)
-            legal = np.flatnonzero(within_limits(p, part))
-            self._add(p, costs, part, legal[np.argsort(costs.bound[legal], kind="stable")].tolist())
+            self.list_rows(p, joined.table.keep(rows))
         return joined
 
     def _prove(self, p: Instance, base: Filter, joined: Joined | None) -> tuple[bool, float]:

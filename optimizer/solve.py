@@ -17,11 +17,21 @@ from parsolve.functions import Limit, rule
 from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
 from parsolve.optimizer.domains import takes_any_cut
-from parsolve.optimizer.ranking import ANY_CUT_TOP, SLACK, InterruptedRanking, Query, Ranked, Ranking, rank, rank_key
+from parsolve.optimizer.ranking import (
+    ANY_CUT_TOP,
+    SLACK,
+    InterruptedRanking,
+    Query,
+    Ranked,
+    Ranking,
+    rank,
+    rank_key,
+    solves_any_cut,
+)
 from parsolve.optimizer.spaces import Spaces
-from parsolve.problem import STEP_TIME, Instance, Problem
+from parsolve.problem import Instance, Problem
 from parsolve.result import Baseline, Plan, Result
-from parsolve.splits import Layers
+from parsolve.splits import Layers, classify
 
 EQUALLY_FAST = 8
 """Plans asked for at each step of the front, to see whether some are exactly as fast as the first."""
@@ -127,7 +137,7 @@ def _ranking(
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
         query = replace(query, any_cut=query.any_cut and request.any_cut)
-        if query.short or not request.any_cut or not takes_any_cut(asked) or asked.goal != STEP_TIME:
+        if query.short or not query.any_cut or not solves_any_cut(asked):
             return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
         # of a long list the first plans have the best of all cuts, the others cuts that can be listed
         short = replace(query, top=ANY_CUT_TOP, any_cut=True)
@@ -265,16 +275,11 @@ def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) ->
     return Baseline(name, config, step, 1.0 if config == best.config else relative)
 
 
-def is_even(config: Config) -> bool:
-    """Whether all stages hold the same number of layers."""
-    return len({n for stage in config.layers_per_stage for n in stage}) == 1
-
-
 def _even_split(
     problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None, spaces: Spaces
 ) -> tuple[Baseline | None, bool]:
     """The best plan whose stages are equal: the best of all, else a solve with that rule added; and whether proven."""
-    if is_even(best.config):
+    if classify(best.config.layers_per_stage, problem.model.num_layers) == "even":
         return _beside("even", problem, best.config, best), ranking.complete
     if time_limit is not None and time_limit <= 0:
         return None, False
