@@ -71,10 +71,11 @@ class AnyCut:
         ]
         self._start(configs, todo, limit, rows)
         reach = _reach(self.p, linear, table, at, todo, [self._to_beat(configs[i], limit, rows.bound[i]) for i in todo])
+        todo = [i for i in todo if i in reach]
         while todo:
             i = todo.pop(0)
             to_beat = self._to_beat(configs[i], limit, rows.bound[i])
-            if rows.bound[i] > to_beat or i not in reach:
+            if rows.bound[i] > to_beat:
                 continue
             row = Row.of(linear, times, table.values, i)
             answer = best_cut(self.p, row, to_beat, self.paths, reach[i], self.deadline)
@@ -85,6 +86,7 @@ class AnyCut:
                 self._list(configs[i], answer.layers)
                 beat = [self._to_beat(configs[j], limit, rows.bound[j]) for j in todo]
                 reach = _reach(self.p, linear, table, at, todo, beat)
+                todo = [j for j in todo if j in reach]
         return True
 
     def _start(self, configs: list[Config], todo: list[int], limit: float, rows: Rows) -> None:

@@ -4,8 +4,8 @@
    point, until at least k legal plans lie below the bound (or nothing is left to find).
 2. Any cut: where the launcher takes any cut, every configuration that some cut could bring onto the list is found the
    same way with a relaxation of all cuts (optimizer.anycut), and its best cut is solved for.
-3. Proof: CP-SAT searches for any plan that is not listed and at most as dear as the k-th. What it finds is evaluated
-   and listed if it belongs; when it proves that there is none, the ranking is complete.
+3. Proof over the cuts that can be listed: CP-SAT searches for any plan that is not listed and at most as dear as the
+   k-th. What it finds is evaluated and listed if it belongs; when it proves that there is none, the list is complete.
 A batch that may vary is solved one global batch size after the other with one shared list, ranked per token.
 """
 
@@ -286,7 +286,7 @@ class _Search:
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:
             self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
-        for guess in GUESSES if self.best.worst == math.inf else (math.inf,):
+        for guess in self._guesses():
             if self.clock.over():
                 return False, base.lower_bound
             limit = min(self._limit(), base.lower_bound * guess)
@@ -318,13 +318,17 @@ class _Search:
         if space.rows is None:
             return True, math.inf
         search = AnyCut(space.p, self)
-        for guess in GUESSES:
+        for guess in self._guesses():
             limit = min(self._limit(), space.rows.lower_bound * guess)
             if not search.settle(space.rows, limit):
                 return False, space.rows.lower_bound
             if limit >= self._limit():
                 break
         return True, math.inf
+
+    def _guesses(self) -> tuple[float, ...]:
+        """The bounds to try: none but the last key when the list is full."""
+        return GUESSES if self.best.worst == math.inf else (math.inf,)
 
     def _limit(self) -> float:
         """The last key asked for, with the float slack."""
