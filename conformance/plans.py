@@ -106,10 +106,11 @@ def draw_cut(rng: random.Random, problem: Problem, pp: int, vpp: int) -> Layers 
         for rank in range(pp):
             later = slice(rank + 1, None)
             least, most = left - int(high[later].sum()), left - int(low[later].sum())
-            options = rank_cuts(num_layers, pp, vpp, rank, max(0, least), min(most, int(high[rank].sum())))[side]
-            if not options:
+            options = rank_cuts(num_layers, pp, vpp, rank).between(max(0, least), most)
+            sizes = options.sizes[options.fuller_first if side else options.fuller_last].tolist()
+            if not sizes:
                 return None
-            ranks.append(rng.choice(options))
+            ranks.append(tuple(rng.choice(sizes)))
             left -= sum(ranks[-1])
         return tuple(ranks) if not left else None
     cuts = split_list(problem, (pp,), (vpp,)).cuts

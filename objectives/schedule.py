@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from parsolve.errors import InternalError
 from parsolve.functions import Array
 
 
@@ -104,45 +105,106 @@ def orders(shape: Shape) -> tuple[Order, ...]:
 def held(shape: Shape, rank: int) -> Array:
     """Microbatches held for the backward pass at the moments that matter: array (moment, chunk).
 
-    A moment is just after a forward pass; those at which some other moment holds at least as much of every chunk are
-    left out.
+    A moment is just after a forward pass that a backward pass follows; those at which some other moment holds at least
+    as much of every chunk are left out. From the first backward pass on the moments repeat every pp microbatches.
     """
-    vpp = shape.vpp
-    is_forward = _is_forward(shape, rank)
+    pp, vpp, m, _ = shape
     chunk, _ = _chunk_order(shape)
-    change = np.zeros((len(is_forward), vpp), np.int64)
-    change[np.flatnonzero(is_forward), chunk] = 1
-    change[np.flatnonzero(~is_forward), vpp - 1 - chunk] = -1
-    moments = np.unique(np.cumsum(change, axis=0)[is_forward], axis=0)
-    if vpp == 1:
-        return moments[-1:]
-    covered: Array = np.all(moments[:, None, :] <= moments[None, :, :], axis=2)
-    np.fill_diagonal(covered, False)
-    return moments[~covered.any(axis=1)]
+    first, total = warmup(shape, rank), m * vpp
+    done = np.cumsum(chunk[:, None] == np.arange(vpp), axis=0)
+    if first == total:
+        return np.asarray(done[-1:])
+    back = np.cumsum((vpp - 1 - chunk)[:, None] == np.arange(vpp), axis=0)
+    period = min(total - first, pp * vpp)
+    moments = done[first : first + period]
+    moments[1:] -= back[: period - 1]
+    at_most = np.all(moments[:, None, :] <= moments[None, :, :], axis=2)
+    earlier = np.tri(period, k=-1, dtype=bool)
+    covered = at_most & (~at_most.T | earlier)
+    return np.asarray(moments[~covered.any(axis=1)])
+
+
+@lru_cache(maxsize=64)
+def _steps(shape: Shape) -> list[list[tuple[int, int, bool]]]:
+    """For each rank its passes in order: pass, input, and whether that is sent."""
+    return [
+        list(zip(order.passes.tolist(), order.inputs.tolist(), order.sent.tolist(), strict=True))
+        for order in orders(shape)
+    ]
+
+
+def _ends_of_one(shape: Shape, durations: list[float], delay: float) -> list[float]:
+    """When each pass ends, for the time that each takes: every rank goes on as far as its inputs are there."""
+    ends = [-1.0] * len(durations) + [0.0]  # the last: what needs no input
+    steps = _steps(shape)
+    done, free = [0] * shape.pp, [0.0] * shape.pp
+    left = len(durations)
+    while left:
+        before = left
+        for rank, of_rank in enumerate(steps):
+            now = free[rank]
+            for step in range(done[rank], len(of_rank)):
+                here, need, sent = of_rank[step]
+                arrives = ends[need]
+                if arrives < 0:
+                    break
+                if sent:
+                    arrives += delay
+                if arrives > now:
+                    now = arrives
+                now += durations[here]
+                ends[here] = now
+                done[rank] += 1
+                left -= 1
+            free[rank] = now
+        if left == before:
+            raise InternalError(f"the passes of {shape} wait for each other")
+    return ends[:-1]
+
+
+class _Level(NamedTuple):
+    """Passes that wait for none of each other: where they stand, the one before each on its rank, and its input."""
+
+    at: slice
+    previous: Array
+    inputs: Array
+
+
+@lru_cache(maxsize=64)
+def _levels(shape: Shape) -> tuple[Array, list[_Level]]:
+    """All passes level by level, each after everything that it waits for; the levels refer to places in that order.
+
+    The place after the last stands for what is there from the start.
+    """
+    previous, inputs, _ = _neighbours(shape)
+    level = np.array(_ends_of_one(shape, [1] * len(inputs), 0), dtype=np.int64)
+    passes = np.argsort(level, kind="stable")
+    place = np.empty(len(passes) + 1, np.int64)
+    place[passes], place[-1] = np.arange(len(passes)), len(passes)
+    before_each, input_each = place[previous[passes]], place[inputs[passes]]
+    ends = np.cumsum(np.bincount(level)[1:]).tolist()
+    slices = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return passes, [_Level(at, before_each[at], input_each[at]) for at in slices]
 
 
 def _ends(shape: Shape, forward: Array, backward: Array, delay: float) -> Array:
-    """When each pass ends, (pass, case), for times (stage, case).
-
-    Sweeps over the ranks from below until nothing changes: the least fixed point.
-    """
+    """When each pass ends, (pass, case), for times (stage, case)."""
     durations = np.repeat(np.concatenate((forward, backward)), shape.microbatches, axis=0)
-    ends = np.zeros((len(durations) + 1, durations.shape[1]))
-    prepared = []
-    for order in orders(shape):
-        own = durations[order.passes]
-        done = np.cumsum(own, axis=0)
-        lag = np.where(order.sent, delay, 0.0)[:, None]
-        prepared.append((order, done, lag - done + own))
-    there_and_back = [*range(shape.pp), *range(shape.pp - 2, -1, -1)]
-    while True:
-        before = ends.copy()
-        for rank in there_and_back:
-            order, done, ready = prepared[rank]
-            waited = np.maximum.accumulate(ends[order.inputs] + ready, axis=0)
-            ends[order.passes] = done + np.maximum(waited, 0.0)
-        if np.array_equal(before, ends):
-            return ends[:-1]
+    if durations.shape[1] == 1:
+        return np.array(_ends_of_one(shape, durations[:, 0].tolist(), delay))[:, None]
+    passes, levels = _levels(shape)
+    lag = np.where(_neighbours(shape)[2], delay, 0.0)[passes][:, None]
+    durations = durations[passes]
+    ends = np.zeros((len(passes) + 1, durations.shape[1]))
+    for at, previous, inputs in levels:
+        here = ends.take(inputs, axis=0)
+        here += lag[at]
+        np.maximum(here, ends.take(previous, axis=0), out=here)
+        here += durations[at]
+        ends[at] = here
+    result = np.empty_like(durations)
+    result[passes] = ends[:-1]
+    return result
 
 
 class Timeline(NamedTuple):
@@ -188,11 +250,14 @@ def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float) -> fl
 
 
 class Path(NamedTuple):
-    """A path through the schedule: how many passes of each stage lie on it, and how many transfers."""
+    """A path through the schedule: how many passes of each stage lie on it, (…, stage), and how many transfers, (…).
+
+    One path, or many stacked.
+    """
 
     forward: Array
     backward: Array
-    transfers: int
+    transfers: Any
 
     def length(self, forward: Array, backward: Array, delay: float = 0.0) -> float:
         """Sum of its passes; never above the makespan of the same shape, whatever the times."""

@@ -20,7 +20,7 @@ from parsolve.errors import SpecError
 from parsolve.evaluation import Violation, active_limits, active_rules, instance_for, total_time
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
-from parsolve.optimizer.anycut import first_legal_cut
+from parsolve.optimizer.any_cut import first_legal_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
 from parsolve.optimizer.ranking import Query, configs_of, rank, within_limits
@@ -305,9 +305,13 @@ def least_memory(problem: Problem, time_limit: float | None = None) -> float | N
 def _describe(problem: Problem, member: Rule | Limit, need: float | None) -> Violation:
     if member.name == "memory":
         usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
-        least = f"the leanest layout needs {format_bytes(need)}" if need else "no layout comes near"
+        least = (
+            f"the leanest layout needs {format_bytes(need)} on its worst stage"
+            if need
+            else "what the leanest layout needs is not settled"
+        )
         gpu = problem.cluster.gpu.name
-        return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {least} on its worst stage", {})
+        return Violation("memory", f"{gpu} has {format_bytes(usable)} usable per GPU; {least}", {})
     first_line = (member.doc or member.name).split("\n")[0]
     facts = {
         "global_batch": f" (GBS {problem.gbs_target[0]}, {problem.cluster.num_gpus} GPUs)",

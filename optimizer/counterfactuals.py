@@ -17,6 +17,8 @@ from parsolve.result import Counterfactual, Plan
 
 AXES = ("tp", "pp", "cp", "ep", "zero", "recompute", "mbs", "vpp")
 MAX_VALUES = 4
+EACH_S = 10.0
+"""Time limit of one question, s; what is not proven by then is said to be so."""
 
 
 def counterfactuals(
@@ -45,19 +47,21 @@ def _answer(
 ) -> Counterfactual:
     change = f"{axis}={show_value(axis, value)}"
     asked = restrict(problem, {axis: show_value(axis, value)})
-    plans = rank(asked, Query(top=1), time_limit=10.0, spaces=spaces).plans
-    if not plans:
+    ranking = rank(asked, Query(top=1), time_limit=EACH_S, spaces=spaces)
+    if not ranking.plans and not ranking.complete:
+        return Counterfactual(change, None, None, None, f"no plan found in {EACH_S:.0f} s, none excluded", proven=False)
+    if not ranking.plans:
         members = [m.name for m in feasibility.conflict(asked)]
         pinned = f"pin {change}"
         against = [name for name in members if name != pinned]
         return Counterfactual(change, None, None, None, f"illegal: excluded by {', '.join(against) or 'the grids'}")
     from parsolve.api import make_plan
 
-    other = make_plan(problem, plans[0].config)
+    other = make_plan(problem, ranking.plans[0].config)
     cost = _cost(problem, other.estimate)
     relative = cost / _cost(problem, best.estimate)
     cause = _cause(best.estimate, other.estimate, best.config.gbs / other.config.gbs)
-    return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause)
+    return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause, ranking.complete)
 
 
 def _cost(problem: Problem, estimate: Estimate) -> float:

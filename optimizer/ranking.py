@@ -3,7 +3,7 @@
 1. Rising bound: rows that cannot stay below a guessed bound are dropped, the rest is joined and evaluated in floating
    point, until at least k legal plans lie below the bound (or nothing is left to find).
 2. Any cut: where the launcher takes any cut, every configuration that some cut could bring onto the list is found the
-   same way with a relaxation of all cuts (optimizer.anycut), and its best cut is solved for.
+   same way with a relaxation of all cuts (optimizer.any_cut), and its best cut is solved for.
 3. Proof over the cuts that can be listed: CP-SAT searches for any plan that is not listed and at most as dear as the
    k-th. What it finds is evaluated and listed if it belongs; when it proves that there is none, the list is complete.
 A batch that may vary is solved one global batch size after the other with one shared list, ranked per token.
@@ -30,7 +30,7 @@ from parsolve.evaluation import (
 )
 from parsolve.functions import Array
 from parsolve.optimizer import domains as domain_module
-from parsolve.optimizer.anycut import AnyCut
+from parsolve.optimizer.any_cut import AnyCut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.spaces import Space, Spaces

@@ -123,13 +123,17 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The best plan under another choice: ``relative`` to the best plan and what grows, or why it is illegal."""
+    """The best plan under another choice: ``relative`` to the best plan and what grows, or why it is illegal.
+
+    ``proven``: false when the time ran out, so that there may be a faster one.
+    """
 
     change: str
     config: Config | None
     step_time_s: float | None
     relative: float | None
     cause: str
+    proven: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """One entry of ``counterfactuals``."""

@@ -232,6 +232,7 @@ def _result() -> Schema:
                         "step_time_s": _or_null(NUMBER),
                         "relative": _or_null(NUMBER),
                         "cause": TEXT,
+                        "proven": FLAG,
                     }
                 )
             ),

@@ -4,8 +4,8 @@ A cut is a tuple per pipeline rank of the layer counts of its virtual chunks; in
 is number ``c * pp + r``. Ranks with the same contents as their neighbours are represented by the first (most
 microbatches in flight, so most memory) and the last of them (latest start, so longest time).
 
-Where a launcher takes any cut there are astronomically many. ``Splits.relaxed`` then stands for all of them: what its
-slots hold is never more than what some rank of any such cut holds. The exact cut is chosen afterwards (optimizer.cuts).
+Where a launcher takes any cut there are astronomically many. A ``free`` cut then stands for all of them: what its slots
+hold is never more than what some rank of any such cut holds. The exact cut is chosen afterwards (optimizer.any_cut).
 """
 
 from __future__ import annotations
@@ -145,36 +145,71 @@ def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
     return low, high
 
 
-def rank_cuts(
-    num_layers: int, pp: int, vpp: int, rank: int, least: int, most: int
-) -> dict[bool, list[tuple[int, ...]]]:
-    """The stated domain of free cuts: chunk sizes that one rank may have with ``least`` to ``most`` layers in all.
+class RankCuts(NamedTuple):
+    """Chunk sizes that one rank may have, (cut, chunk), in the order of layers in all: ``total`` (cut,).
+
+    ``fuller_first``, ``fuller_last``: (cut,) whether a cut goes together with those of other ranks of that kind.
+    """
+
+    sizes: Array
+    total: Array
+    fuller_first: Array
+    fuller_last: Array
+
+    def only(self, chosen: Array | slice) -> RankCuts:
+        """Some of the cuts."""
+        return RankCuts(*(column[chosen] for column in self))
+
+    def between(self, least: int, most: int) -> RankCuts:
+        """Those with so many layers in all."""
+        return self.only(slice(*np.searchsorted(self.total, (least, most + 1)).tolist()))
+
+
+def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int) -> RankCuts:
+    """The stated domain of free cuts: chunk sizes that one rank may have.
 
     A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones
-    are its first (True) or its last (False), on all ranks alike. The pipeline's first chunk (with the embedding) and
-    its last (with the output layer) may hold fewer layers than the others of their rank, or none.
+    are its first or its last, on all ranks alike. The pipeline's first chunk (with the embedding) and its last (with
+    the output layer) may hold fewer layers than the others of their rank, or none.
     """
+    return _rank_cuts(num_layers, pp, vpp, pp > 1 and rank == 0, pp > 1 and rank == pp - 1)
+
+
+@lru_cache(maxsize=512)
+def _rank_cuts(num_layers: int, pp: int, vpp: int, first: bool, last: bool) -> RankCuts:
     low, high = (int(b.max()) for b in bounds(num_layers, pp, vpp))
-    found: dict[bool, dict[tuple[int, ...], None]] = {True: {}, False: {}}
+    totals = np.arange(min(num_layers, high * vpp) + 1)
 
-    def level(total: int, chunks: int, fuller_first: bool) -> list[tuple[int, ...]]:
-        small, fuller = divmod(total, chunks)
-        if small < low or small + bool(fuller) > high:
-            return []
-        sizes = (small,) * (chunks - fuller), (small + 1,) * fuller
-        return [sizes[1] + sizes[0] if fuller_first else sizes[0] + sizes[1]]
+    def level(totals: Array, chunks: int, fuller_first: bool) -> tuple[Array, Array]:
+        """(total, chunk) sizes that differ by at most one, and which of them are in the domain."""
+        small, fuller = np.divmod(totals, chunks)
+        place = np.arange(chunks) if fuller_first else np.arange(chunks)[::-1]
+        return small[:, None] + (place < fuller[:, None]), (small >= low) & (small + (fuller > 0) <= high)
 
-    for fuller_first, cuts in found.items():
-        for total in range(least, most + 1):
-            cuts |= dict.fromkeys(level(total, vpp, fuller_first))
-            if pp == 1 or rank not in (0, pp - 1):
-                continue
-            for short in range(min(total, high) + 1):
-                rest: list[tuple[int, ...]] = [()] if short == total else []
-                for others in level(total - short, vpp - 1, fuller_first) if vpp > 1 else rest:
-                    if short <= max(others, default=high):
-                        cuts[(short, *others) if rank == 0 else (*others, short)] = None
-    return {fuller_first: list(cuts) for fuller_first, cuts in found.items()}
+    def one_kind(fuller_first: bool) -> Array:
+        sizes, inside = level(totals, vpp, fuller_first)
+        found = [sizes[inside]]
+        if (first or last) and vpp == 1:
+            found.append(totals[totals <= high, None])
+        elif first or last:
+            total, short = (grid.ravel() for grid in np.meshgrid(totals, np.arange(high + 1), indexing="ij"))
+            others, inside = level(total - short, vpp - 1, fuller_first)
+            inside &= short <= others.max(axis=1)
+            parts = (short[inside, None], others[inside])
+            found.append(np.hstack(parts if first else parts[::-1]))
+        return np.concatenate(found)
+
+    kinds = [one_kind(True), one_kind(False)]
+    sizes = np.concatenate(kinds)
+    # with its kind, the total and the end chunks make a cut; of equal chunks all kinds are one
+    ends = np.stack((sizes.sum(axis=1), sizes[:, 0], sizes[:, -1]))
+    keys, at, which = np.unique(
+        np.ravel_multi_index(tuple(ends), (num_layers + 1,) * 3), return_index=True, return_inverse=True
+    )
+    kind = [np.zeros(len(keys), dtype=bool) for _ in kinds]
+    kind[0][which[: len(kinds[0])]] = True
+    kind[1][which[len(kinds[0]) :]] = True
+    return RankCuts(sizes[at], sizes[at].sum(axis=1), *kind)
 
 
 def free_shape(num_layers: int, pp: int, vpp: int) -> bool:
@@ -338,9 +373,10 @@ def _moe_before(layer_is_moe: tuple[bool, ...]) -> Array:
 
 def moe_layers(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
     """MoE layers of each stage when the layers are dealt out in order, arrays (…, stage) in model order."""
-    before, ends = _moe_before(layer_is_moe), np.cumsum(counts, axis=-1, dtype=np.int64)
-    most = len(layer_is_moe)  # a cut that is only being checked may hold more
-    return np.asarray(before[np.minimum(ends, most)] - before[np.minimum(ends - counts, most)])
+    ends = np.cumsum(counts, axis=-1, dtype=np.intp)
+    moe = _moe_before(layer_is_moe).take(ends, mode="clip")  # a cut that is only being checked may hold more
+    moe[..., 1:] -= moe[..., :-1].copy()
+    return moe
 
 
 def _stages(cut: Split, layer_is_moe: tuple[bool, ...]) -> tuple[Array, Array, list[int]]:

@@ -19,7 +19,7 @@ from parsolve.optimizer.domains import batch_domains, reachable_batches, split_l
 from parsolve.optimizer.ranking import rank_key
 from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
-from parsolve.splits import Layers, Split, Splits, classify, rank_cuts
+from parsolve.splits import Layers, Split, Splits, bounds, classify
 
 AXES = ("tp", "cp", "pp", "dp", "ep", "etp", "edp", "zero", "mbs", "grad_acc", "recompute", "split")
 
@@ -37,9 +37,33 @@ def all_cuts(layers: int, pp: int, vpp: int) -> list[Layers]:
     """Every cut of the stated domain of free cuts."""
     found: dict[Layers, None] = {}
     for side in (False, True):
-        ranks = [rank_cuts(layers, pp, vpp, rank, 0, layers)[side] for rank in range(pp)]
+        ranks = [rank_cuts(layers, pp, vpp, rank, side) for rank in range(pp)]
         found |= {cut: None for cut in itertools.product(*ranks) if sum(map(sum, cut)) == layers}
     return list(found)
+
+
+def rank_cuts(layers: int, pp: int, vpp: int, rank: int, fuller_first: bool) -> list[tuple[int, ...]]:
+    """The domain of one rank's cuts where all ranks have the fuller chunks first or last, one by one."""
+    low, high = (int(b.max()) for b in bounds(layers, pp, vpp))
+
+    def level(total: int, chunks: int) -> list[tuple[int, ...]]:
+        small, fuller = divmod(total, chunks)
+        if small < low or small + bool(fuller) > high:
+            return []
+        sizes = (small,) * (chunks - fuller), (small + 1,) * fuller
+        return [sizes[1] + sizes[0] if fuller_first else sizes[0] + sizes[1]]
+
+    cuts: dict[tuple[int, ...], None] = {}
+    for total in range(layers + 1):
+        cuts |= dict.fromkeys(level(total, vpp))
+        if pp == 1 or rank not in (0, pp - 1):
+            continue
+        for short in range(min(total, high) + 1):
+            rest: list[tuple[int, ...]] = [()] if short == total else []
+            for others in level(total - short, vpp - 1) if vpp > 1 else rest:
+                if short <= max(others, default=high):
+                    cuts[(short, *others) if rank == 0 else (*others, short)] = None
+    return list(cuts)
 
 
 def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool) -> Splits:

@@ -11,8 +11,12 @@ from cut_problems import LARGEST, StageProblem, stage_problem
 
 from parsolve.evaluation import active_limits, instance_for, objective_tree, objective_value, violations
 from parsolve.objectives.step_time import items
-from parsolve.optimizer import cuts
-from parsolve.optimizer.cuts import Found, Paths, Row, best_cut, caps, forms
+from parsolve.optimizer import best_cut as search
+from parsolve.optimizer import cut_list
+from parsolve.optimizer.best_cut import Found, Paths, best_cut
+from parsolve.optimizer.cut_caps import caps
+from parsolve.optimizer.cut_forms import Row, forms
+from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.specs import Recompute
 from parsolve.splits import Split, Splits, classify, free, free_shape
 
@@ -25,7 +29,8 @@ def solve(of: StageProblem, to_beat: float) -> Found | None:
     if not reach.possible[0]:
         return None
     row = Row.of(linear, items(of.p, of.values), of.values, 0)
-    return best_cut(of.p, row, to_beat, Paths(), (reach.most[0], reach.least[0]))
+    options = ShapeCuts.of(of.p, linear, of.values, reach.most, reach.least, np.array([to_beat]))
+    return best_cut(of.p, row, to_beat, Paths(), options, 0)
 
 
 def targets(rng: random.Random, best: float) -> float:
@@ -69,8 +74,8 @@ def test_the_best_cut_equals_brute_force_in_more_problems(block: int) -> None:
 @pytest.mark.parametrize("block", range(5))
 def test_the_constraint_model_equals_brute_force(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same without listing the cuts, as where there are too many."""
-    monkeypatch.setattr(cuts, "MAX_LISTED", 0)
-    monkeypatch.setattr(cuts, "CutList", None)
+    monkeypatch.setattr(cut_list, "MAX_LISTED", 0)
+    monkeypatch.setattr(search, "CutList", None)
     for seed in range(10 * block, 10 * block + 10):
         compare(seed, largest=300)
 
@@ -78,8 +83,8 @@ def test_the_constraint_model_equals_brute_force(block: int, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(100))
 def test_the_constraint_model_equals_brute_force_in_more_problems(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "MAX_LISTED", 0)
-    monkeypatch.setattr(cuts, "CutList", None)
+    monkeypatch.setattr(cut_list, "MAX_LISTED", 0)
+    monkeypatch.setattr(search, "CutList", None)
     for seed in range(1000 + 10 * block, 1010 + 10 * block):
         compare(seed)
 

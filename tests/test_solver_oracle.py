@@ -175,7 +175,9 @@ def test_counterfactuals_are_solved() -> None:
     for item in result.counterfactuals:
         axis, value = item.change.split("=")
         again = parsolve.solve(problem, top=1, pin={axis: value})
-        if item.step_time_s is None:
+        if not item.proven:  # on a busy machine the time may run out, and that is said
+            assert item.step_time_s is None or again.best.estimate.step_time_s <= item.step_time_s
+        elif item.step_time_s is None:
             assert again.status == "infeasible"
             assert item.cause.startswith("illegal")
         else:

@@ -91,14 +91,16 @@ def better(problem: Problem, checked: Result, output: Output) -> dict[str, Any] 
 
     found = solve(problem, top=1, time_limit=COMPARE_S)
     if not found.plans:
-        output.note("better", "nothing is legal here")
+        infeasible = found.status == "infeasible"
+        output.note("better", "nothing is legal here" if infeasible else f"nothing found in {COMPARE_S:.0f} s")
         return None
     plan, today = found.plans[0], checked.plans[0].estimate
     per_token = problem.per_token
     now, then = (e.time_per_token_s if per_token else e.step_time_s for e in (today, plan.estimate))
     config = plan.config.to_json()
     relation = f"{now / then:.2f} times as fast" if now > 1.005 * then else "no faster than today's"
+    best = "the best plan" if found.status == "optimal" else f"the best plan found in {COMPARE_S:.0f} s"
     output.note(
-        "better", f"the best plan takes {seconds(plan.estimate.step_time_s)} a step, {relation}: {config_text(config)}"
+        "better", f"{best} takes {seconds(plan.estimate.step_time_s)} a step, {relation}: {config_text(config)}"
     )
     return {"config": config, "step_time_s": plan.estimate.step_time_s, "speedup": now / then, "status": found.status}

@@ -222,7 +222,8 @@ def counterfactuals(data: Data) -> list[str]:
             lines.append(f"- {item['change']}: {clean(item['cause'])}")
         else:
             per = f" per token, batch {item['config']['gbs']}" if data["objective"]["unit"] == "s/token" else ""
-            step = f"{seconds(item['step_time_s'])} a step, {item['relative']:.3f} times the best{per}"
+            most = "" if item["proven"] else "at most "
+            step = f"{most}{seconds(item['step_time_s'])} a step, {item['relative']:.3f} times the best{per}"
             lines.append(f"- {item['change']}: {step}; {item['cause']} ({config_text(item['config'])})")
     return ["what other choices would cost:", *lines] if lines else []
 

@@ -1,0 +1,263 @@
+"""All cuts of all configurations: which configurations could a cut bring onto the list, and which cut is their best.
+
+The relaxed cuts (splits.free) give every configuration a bound below all its cuts; those within reach are joined. Rank
+by rank ``cuts.caps`` then shows for most that no cut will do; ``cuts.best_cut`` solves the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parsolve.config import Config
+from parsolve.evaluation import instance_for, objective_rows, objective_value, violations
+from parsolve.functions import Array
+from parsolve.objectives.step_time import items
+from parsolve.optimizer.best_cut import Found, Paths, best_cut
+from parsolve.optimizer.bounds import Filter
+from parsolve.optimizer.cut_caps import caps
+from parsolve.optimizer.cut_forms import Forms, Row, forms
+from parsolve.optimizer.cut_list import ShapeCuts
+from parsolve.optimizer.join import Joined, join
+from parsolve.optimizer.tables import Table
+from parsolve.problem import Instance
+from parsolve.splits import balanced
+
+if TYPE_CHECKING:
+    from parsolve.optimizer.ranking import _List, _Search
+
+MAX_ROWS = 1_000_000
+"""Configurations joined at once; more than that are not proven."""
+MAX_STARTS = 150
+"""Configurations whose balanced cuts are tried while nothing is listed."""
+NO_BOUND = 1e3
+"""Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
+
+
+class AnyCut:
+    """The search over all cuts at one batch size; what is settled once is not solved again."""
+
+    def __init__(self, p: Instance, search: _Search) -> None:
+        self.p, self.search = p, search
+        self.paths = Paths()
+        self.settled: dict[Config, float] = {}
+        """Up to which cost a configuration's cuts are known."""
+        self.deadline = math.inf
+        left = search.clock.left()
+        if left is not None:
+            self.deadline = time.perf_counter() + left
+
+    def settle(self, base: Filter, limit: float) -> bool:
+        """List every plan that costs at most ``limit``; False when the time ran out."""
+        work = base.copy()
+        if not work.reduce(limit):
+            return True
+        joined = join(work, limit, MAX_ROWS)
+        if not joined.complete:
+            return False
+        one_stage = joined.table.values["pp"] == 1  # has one cut
+        self.search.list_rows(self.p, joined.table.keep(one_stage))
+        table = joined.table.keep(~one_stage)
+        if not table.size:
+            return True
+        rows = Open(self.p, self.search.best, table, limit, self.settled)
+        self._start(rows)
+        for i in range(table.size):
+            if not rows.open[i] or rows.bound[i] > rows.beat[i]:
+                continue
+            answer = self._best_cut(rows, i)
+            if not answer.proven:
+                return False
+            self.settled[rows.configs[i]] = float(rows.beat[i])
+            rows.open[i] = False
+            if answer.layers is not None:
+                self._list(rows.configs[i], answer.layers)
+                rows.refresh()
+        return True
+
+    def _best_cut(self, rows: Open, i: int) -> Found:
+        """The best cut of a row; where there are too many to list, those a little above its bound first."""
+        beat = float(rows.beat[i])
+        cuts = rows.cuts(i)
+        if cuts is None:
+            return Found(None, beat, True)
+        row = rows.row(i)
+        if cuts[0].chosen is not None:
+            return best_cut(self.p, row, beat, self.paths, *cuts, self.deadline)
+        for guess, alone in rows.rising(i):
+            answer = best_cut(self.p, row, guess, self.paths, alone, 0, self.deadline)
+            if answer.layers is not None or not answer.proven:
+                return answer
+        return Found(None, beat, True)
+
+    def _start(self, rows: Open) -> None:
+        """Balanced cuts of the most promising configurations, until there is a list to beat."""
+        layers = self.p.model.num_layers
+        for i in np.flatnonzero(rows.open)[:MAX_STARTS].tolist():
+            if self.search.best.worst < math.inf or time.perf_counter() > self.deadline:
+                break
+            pp, vpp = rows.configs[i].pp, rows.configs[i].vpp
+            if pp * vpp <= layers and rows.beat[i] > rows.bound[i]:
+                fuller_first = balanced(layers, pp, vpp)
+                fuller_last = tuple(rank[::-1] for rank in fuller_first[::-1])
+                for cut in dict.fromkeys((fuller_first, fuller_last)):
+                    self._list(rows.configs[i], cut)
+        rows.refresh()
+
+    def _list(self, config: Config, layers: tuple[tuple[int, ...], ...]) -> None:
+        """Evaluate and list a plan with its cut found."""
+        full = replace(config, layers_per_stage=layers)
+        p = instance_for(self.p.problem, layers, self.p.gbs)
+        if not violations(p, full):
+            self.search.list_plan(p, full, objective_value(p, full))
+
+
+def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
+    """The (pp, vpp) that occur, and which one each row has."""
+    pairs, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
+    return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
+
+
+RISES = (1.005, 1.015, 1.03, 1.05, 1.08, 1.12, 1.2, 1.4, 2.0)
+"""Where a row's cuts are too many, those are looked at first that cost this many times its bound at most."""
+STALE = 1e-2
+"""The cuts that a row may take are looked at again when what it has to beat has fallen by this share."""
+
+
+@dataclass
+class _Group:
+    """Rows of one pipeline shape that some cut could make cheap enough to beat ``beat`` (row,).
+
+    ``most``, ``least``: (row, rank) layers. ``shared``: the cuts that any of them may take.
+    """
+
+    rows: list[int]
+    beat: Array
+    most: Array
+    least: Array
+    linear: Forms
+    values: dict[str, Array]
+    shared: ShapeCuts | None = None
+
+    def cuts(self, p: Instance, some: slice = slice(None)) -> ShapeCuts:
+        """The cuts that some of the rows may take."""
+        values = {axis: column[some] for axis, column in self.values.items()}
+        return ShapeCuts.of(p, self.linear.rows(some), values, self.most[some], self.least[some], self.beat[some])
+
+
+class Candidates:
+    """Rows of a table and the cuts that they may take, listed shape by shape when they are first asked for.
+
+    ``open``: the rows that may be asked for yet. ``beat``: what a cut of each must cost less than to matter.
+    """
+
+    def __init__(self, p: Instance, table: Table, bound: Array, objective: bool = True) -> None:
+        self.p, self.table, self.bound = p, table, bound
+        shapes, self.at = _shapes(table)
+        self.linear = forms(p, table.values, shapes, self.at, objective)
+        self.times = items(p, table.values)
+        self.open = np.ones(table.size, dtype=bool)
+        self.beat = np.full(table.size, math.inf)
+        self._groups: dict[int, _Group] = {}
+        self._grouped_at = np.full(table.size, math.inf)
+
+    def row(self, i: int) -> Row:
+        """One row."""
+        return Row.of(self.linear, self.times, self.table.values, i)
+
+    def cuts(self, i: int) -> tuple[ShapeCuts, int] | None:
+        """Cuts among which are all that row ``i`` may take, and which of their rows it is; None: no cut will do."""
+        shape = int(self.at[i])
+        if shape not in self._groups or self._grouped_at[i] * (1 - STALE) > self.beat[i]:
+            rows = np.flatnonzero((self.at == shape) & self.open & (self.bound <= self.beat))
+            self._groups[shape] = self._group(rows, self.beat[rows])
+            self._grouped_at[rows] = self.beat[rows]
+        group = self._groups[shape]
+        if i not in group.rows:
+            return None
+        if group.shared is None:
+            group.shared = group.cuts(self.p)
+        return group.shared, group.rows.index(i)
+
+    def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
+        """The same for one row, from values to beat a little above its bound up to what it has to beat."""
+        guesses = np.unique(np.minimum(self.bound[i] * np.array([*RISES, math.inf]), self.beat[i]))
+        group = self._group(np.full(len(guesses), i), guesses)
+        for k, guess in enumerate(group.beat.tolist()):
+            yield guess, group.cuts(self.p, slice(k, k + 1))
+
+    def _group(self, rows: Array, beat: Array) -> _Group:
+        part = {axis: column[rows] for axis, column in self.table.values.items()}
+        linear = self.linear.rows(rows)
+        answer = caps(self.p, linear, part, beat)
+        some = np.flatnonzero(answer.possible)
+        values = {axis: column[some] for axis, column in part.items()}
+        return _Group(rows[some].tolist(), beat[some], answer.most[some], answer.least[some], linear.rows(some), values)
+
+
+class Open(Candidates):
+    """Rows in the order of their bounds, with what a list of plans and what is settled leave to do."""
+
+    def __init__(self, p: Instance, best: _List, table: Table, limit: float, settled: Mapping[Config, float]) -> None:
+        from parsolve.optimizer.ranking import configs_of, without_cut
+
+        bound = objective_rows(p, table.values).bound
+        order = np.argsort(bound, kind="stable")
+        table = Table(table.axes, {axis: column[order] for axis, column in table.values.items()})
+        super().__init__(p, table, bound[order])
+        self.best, self.limit = best, limit
+        self.configs = [without_cut(config) for config in configs_of(p, table, range(table.size))]
+        self.by_name: dict[Any, list[int]] = {}
+        for i, config in enumerate(self.configs):
+            self.by_name.setdefault(best.name(config), []).append(i)
+        self.refresh()
+        self.open = np.array([settled.get(config, -1.0) for config in self.configs]) < self.beat
+
+    def refresh(self) -> None:
+        """What there is to beat, after the list has changed."""
+        known = min(self.limit, self.best.worst)
+        self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
+        for name, plan in self.best.best.items():
+            here = self.by_name.get(name, [])
+            self.beat[here] = np.minimum(self.beat[here], plan.key)
+
+
+def first_legal_cut(p: Instance, base: Filter, deadline: float) -> Config | None:
+    """A legal plan with any cut among the surviving rows, None with certainty that there is none.
+
+    Raises
+    ------
+    TimeoutError: ``time.perf_counter()`` passed the deadline, or there are too many configurations to be certain.
+    """
+    for rows in (300, 20_000, MAX_ROWS):
+        joined, found = _first_among(p, base, rows, deadline)
+        if found is not None or joined.complete:
+            return found
+    raise TimeoutError
+
+
+def _first_among(p: Instance, base: Filter, rows: int, deadline: float) -> tuple[Joined, Config | None]:
+    """The join of up to so many rows, and a legal plan among them."""
+    from parsolve.optimizer.ranking import configs_of
+
+    joined = join(base, math.inf, rows)
+    table = joined.table.keep(joined.table.values["pp"] > 1) if joined.table.axes else joined.table
+    if table.size:
+        candidates = Candidates(p, table, np.zeros(table.size), objective=False)
+        for i in range(table.size):
+            if time.perf_counter() > deadline:
+                raise TimeoutError
+            cuts = candidates.cuts(i)
+            if cuts is None:
+                continue
+            found = best_cut(p, candidates.row(i), 1.0, Paths(), *cuts, deadline)
+            if found.layers is not None:
+                return joined, replace(configs_of(p, table, [i])[0], layers_per_stage=found.layers)
+            if not found.proven:
+                raise TimeoutError
+    return joined, None

@@ -1,0 +1,120 @@
+"""The best free cut of one configuration: layers to chunks, exactly, by cutting planes.
+
+The master, a list of cuts or a CP-SAT model, holds only paths through the schedule met so far. Each solution is
+evaluated exactly and its critical path added, which is valid for every cut; when no solution is left below the best
+exact value that value is proven.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parsolve.objectives.schedule import Path, Shape, critical_path, long_paths, makespan
+from parsolve.objectives.step_time import pass_times
+from parsolve.optimizer.cut_forms import SLACK, Contents, Row, cost_at, is_legal
+from parsolve.optimizer.cut_list import CutList, ShapeCuts
+from parsolve.optimizer.cut_model import CutModel
+from parsolve.problem import Instance
+from parsolve.splits import Layers, from_model_order
+
+
+@dataclass
+class Paths:
+    """Paths met so far, by schedule: they bound every cut of every configuration with that schedule."""
+
+    known: dict[Shape, Path] = field(default_factory=dict)
+
+    def of(self, shape: Shape) -> Path:
+        """Stacked; first, for each rank, the way to it through first chunks, all its passes, and the way back."""
+        if shape not in self.known:
+            self.known[shape] = _stacked(_straight(shape, rank) for rank in range(shape.pp))
+        return self.known[shape]
+
+    def add(self, shape: Shape, paths: Path) -> None:
+        """Remember stacked paths, each once."""
+        known = self.of(shape)
+        both = [np.concatenate(pair) for pair in zip(known, paths, strict=True)]
+        _, first = np.unique(np.column_stack(both), axis=0, return_index=True)
+        self.known[shape] = Path(*(column[np.sort(first)] for column in both))
+
+
+def _straight(shape: Shape, rank: int) -> Path:
+    counts = np.zeros(shape.pp * shape.vpp, np.int64)
+    counts[:rank] = 1
+    counts[rank :: shape.pp] = shape.microbatches
+    return Path(counts, counts, 2 * rank)
+
+
+def _stacked(paths: Iterable[Path]) -> Path:
+    """Many paths as one with arrays (path, stage) and (path,)."""
+    return Path(*(np.array(column) for column in zip(*paths, strict=True)))
+
+
+@dataclass
+class Found:
+    """The best cut of a row below the value to beat, if any; ``proven`` unless the time ran out."""
+
+    layers: Layers | None
+    cost: float
+    proven: bool
+
+
+def best_cut(
+    p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts, i: int, deadline: float = math.inf
+) -> Found:
+    """The cheapest legal cut of a row, the ``i``-th of ``cuts``, that costs less than ``to_beat``, with proof."""
+    master = _master(p, row, to_beat, paths, cuts, i)
+    best: Layers | None = None
+    cost = to_beat
+    while master is not None:
+        left = None if deadline == math.inf else deadline - time.perf_counter()
+        if left is not None and left <= 0:
+            return Found(best, cost, False)
+        candidates, finished = master.solve(left)
+        if not len(candidates):
+            return Found(best, cost, finished)
+        contents = [Contents.of(counts, p.model.layer_is_moe, row.shape.pp) for counts in candidates]
+        times = [pass_times(row.items, of.dense, of.moe) for of in contents]
+        forward, backward = (np.stack([t[way] for t in times], axis=1) for way in (0, 1))
+        found = []
+        for counts, of, passes, path in zip(
+            candidates, contents, times, long_paths(row.shape, forward, backward, row.items.delay), strict=True
+        ):
+            if cost_at(row, of, path.length(*passes)) < cost * (1 - SLACK) and is_legal(row, of):
+                length = makespan(row.shape, *passes)
+                if length > path.length(*passes) * (1 + SLACK):
+                    path = critical_path(row.shape, *passes)[1]
+                value = cost_at(row, of, length)
+                if value < cost * (1 - SLACK):
+                    best, cost = from_model_order(counts.tolist(), row.shape.pp), value
+                    master.improve(cost)
+            found.append(path)
+        master.forbid()
+        paths.add(row.shape, _stacked(found))
+        master.add_paths(_stacked(found))
+    return Found(None, to_beat, True)
+
+
+def _master(p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts, i: int) -> CutList | CutModel | None:
+    """The row's cuts as a list, else as a model; None when there is none."""
+    known = paths.of(row.shape)
+    if cuts.chosen is not None:
+        master = CutList(p, row, to_beat, cuts, i)
+        for some in (slice(row.shape.pp), slice(row.shape.pp, None)):
+            if len(known.transfers[some]):
+                master.add_paths(Path(*(column[some] for column in known)))
+            if not len(master.length):
+                return None
+        master.settle_rest()
+        return master
+    options = cuts.domains.of_row(i)
+    if not all(len(of.total) for of in options):
+        return None
+    model = CutModel(p, row, to_beat, options)
+    model.add_paths(known)
+    return model

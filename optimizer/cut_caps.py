@@ -1,0 +1,201 @@
+"""Necessary conditions for cuts, rank by rank: how many layers a rank can hold, and in which chunks.
+
+Computed for all configurations of one pipeline shape at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from parsolve.evaluation import PIPELINE
+from parsolve.functions import Array
+from parsolve.objectives.schedule import Shape
+from parsolve.optimizer.cut_forms import SLACK, Form, Forms, cheapest, fixed, kinds, moments
+from parsolve.problem import Instance
+from parsolve.splits import RankCuts, bounds, rank_cuts, saturated
+
+
+@dataclass(frozen=True)
+class Caps:
+    """The most layers that each rank can hold within a value to beat and the limits, and the least that is then left.
+
+    Arrays (row, rank); ``possible``: (row,) false where the ranks together cannot hold the model.
+    """
+
+    most: Array
+    least: Array
+    possible: Array
+
+
+def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
+    """Necessary conditions, rank by rank, for rows of one pipeline shape that are to cost at most ``to_beat``.
+
+    A rank's layers count as of the cheaper kind as far as there can be such. A rank waits for the first chunks before
+    it, and holds in flight what its leanest cut would.
+    """
+    pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
+    layers = p.model.num_layers
+    low, high = bounds(layers, pp, vpp)
+    size = len(to_beat)
+    numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
+    rest = np.zeros(size)
+    pipeline: Form | None = None
+    for form in all_forms.objective:
+        if form.name == PIPELINE:
+            pipeline = form
+            continue
+        rest = rest + others(p, form, form.units, pp, 0, int(numbers[-1]))
+    fits = np.ones((size, pp, len(numbers)), dtype=bool)
+    fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
+    outside = np.zeros((size, pp))
+
+    def in_time(fits: Array) -> Array:
+        """What a rank can compute within the value to beat."""
+        nonlocal outside
+        if pipeline is None:
+            return fits
+        _, least_layers = _reach(fits, numbers, layers)
+        ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest(p, pipeline.units, "_ahead"))
+        outside = pipeline.weight * (fixed(pipeline.units, pp, values["grad_acc"]) + ahead)
+        spent = outside[:, :, None] + pipeline.weight * at_least(p, pipeline.units, numbers, pp, vpp)
+        return fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
+
+    fits = in_time(in_time(fits))
+    if fits.any():
+        reached = np.flatnonzero(fits.any(axis=(0, 1)))
+        window = slice(reached[0], reached[-1] + 1)
+        depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
+        least = np.stack(
+            [[_least_held(layers, Shape(pp, vpp, m), rank)[window] for rank in range(pp)] for m in depths.tolist()]
+        )[which]
+        some, least = np.isfinite(least), np.where(np.isfinite(least), least, 0.0)
+        for form in all_forms.limits:
+            need = fixed(form.units, pp, values["grad_acc"])[:, :, None]
+            need = need + at_least(p, form.units, numbers[window], pp, vpp)
+            need = need + cheapest(p, form.units, "_in_flight")[:, None, None] * least
+            fits[:, :, window] &= some & (need <= form.budget * (1 + SLACK))
+        fits = in_time(fits)
+    most, least_layers = _reach(fits, numbers, layers)
+    possible = np.all(fits.any(axis=2), axis=1) & (most.sum(axis=1) >= layers)
+    if pipeline is not None:
+        work = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in kinds(p).items())
+        room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - outside
+        possible &= ~(np.maximum(room, 0.0).sum(axis=1) < work)
+    return Caps(most, least_layers, possible)
+
+
+def _reach(fits: Array, numbers: Array, layers: int) -> tuple[Array, Array]:
+    """(row, rank) the most layers that fit, and the least when all others hold their most."""
+    most = np.where(fits, numbers, 0).max(axis=2)
+    lowest = np.where(fits, numbers, layers).min(axis=2)
+    return most, np.maximum(lowest, layers - (most.sum(axis=1)[:, None] - most))
+
+
+def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, per_layer: Array) -> Array:
+    """(row, rank) at least the time that passes before a rank's first and after its last pass."""
+    pp = low.shape[0]
+    chunk = np.maximum(least // vpp, low[:, 0]).astype(float)
+    if vpp > 1:  # the end chunks may hold fewer than the others
+        chunk[:, 0] = low[0, 0]
+    before = np.cumsum(chunk, axis=1) - chunk
+    later = (np.arange(pp) > 0) * 1.0
+    waits = units["embedding_ahead"][:, None] * later + units["hops_ahead"][:, None] * np.arange(pp)
+    return np.asarray(waits + per_layer[:, None] * before)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(layers: int, shape: Shape, rank: int) -> Array:
+    """(cut,) layers times microbatches that a rank holds at its worst moment with each of its ``rank_cuts``."""
+    sizes = rank_cuts(layers, shape.pp, shape.vpp, rank).sizes
+    return np.asarray((moments(shape, rank).astype(float) @ sizes.T.astype(float)).max(axis=0))
+
+
+@lru_cache(maxsize=4096)
+def _least_held(layers: int, shape: Shape, rank: int) -> Array:
+    """What a rank has in flight at least, for 0 to ``layers`` layers, at its worst moment; inf: it cannot hold them."""
+    least = np.full(layers + 1, math.inf)
+    np.minimum.at(least, rank_cuts(layers, shape.pp, shape.vpp, rank).total, in_flight(layers, shape, rank))
+    return least
+
+
+@dataclass(frozen=True)
+class Domains:
+    """For each rank the chunk sizes that some row of one pipeline shape may take there, and which row which.
+
+    ``allowed[rank]``: (row, option) false where a limit breaks whatever the other ranks hold.
+    """
+
+    options: tuple[RankCuts, ...]
+    allowed: tuple[Array, ...]
+
+    def of_row(self, i: int) -> list[RankCuts]:
+        """What one row may take."""
+        return [cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True)]
+
+
+def domains(p: Instance, all_forms: Forms, values: Mapping[str, Array], most: Array, least: Array) -> Domains:
+    """The chunk sizes of each rank within its caps, arrays (row, rank), and the limits.
+
+    What a rank needs is exact where all layers that it can hold are of one kind, else no more than it will need.
+    """
+    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
+    depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
+    fixed_of = [fixed(form.units, pp, values["grad_acc"]) for form in all_forms.limits]
+    options, allowed = [], []
+    for rank in range(pp):
+        every = rank_cuts(layers, pp, vpp, rank)
+        window = slice(*np.searchsorted(every.total, (least[:, rank].min(), most[:, rank].max() + 1)).tolist())
+        cuts = every.only(window)
+        fits = (cuts.total >= least[:, rank, None]) & (cuts.total <= most[:, rank, None])
+        flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank)[window] for m in depths.tolist()])[which]
+        names = [k for k in kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, vpp)[rank]]
+        for form, outside in zip(all_forms.limits, fixed_of, strict=True):
+            each, held, holds = (
+                np.min([form.units[prefix + name + suffix] for name in names], axis=0)[:, None] if names else 0.0
+                for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
+            )
+            need = outside[:, rank, None] + each * cuts.total + held * flying + holds * (cuts.total > 0)
+            fits &= need <= form.budget * (1 + SLACK)
+        some = fits.any(axis=0)
+        options.append(cuts.only(np.asarray(some)))
+        allowed.append(fits[:, some])
+    return Domains(tuple(options), tuple(allowed))
+
+
+@lru_cache(maxsize=256)
+def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> Array:
+    """(rank,) layers of a kind that do not certainly lie on earlier stages than the rank's first."""
+    low = bounds(len(layer_is_moe), pp, vpp)[0][:, 0]
+    of_kind = np.array([kind == moe for kind in layer_is_moe])
+    after = np.append(np.cumsum(of_kind[::-1])[::-1], 0)
+    return np.asarray(after[np.minimum(np.cumsum(low) - low, len(of_kind))])
+
+
+def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
+    """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
+    names = list(kinds(p))
+    of = np.stack([np.asarray(units[kind]) for kind in names])
+    there = np.stack([_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in names])
+    cheap = np.minimum(numbers, there[np.argmin(of, axis=0)][..., None])
+    low, high = of.min(axis=0)[..., None, None], of.max(axis=0)[..., None, None]
+    return np.asarray(low * cheap + high * (numbers - cheap))
+
+
+def others(p: Instance, form: Form, units: Mapping[str, Any], pp: int, low: int, high: int) -> Any:
+    """At least what a term but the pipeline costs: its mean over the ranks, or its first or last rank's part.
+
+    ``low``, ``high``: least and most layers of a rank.
+    """
+    mean = units["nothing"] + units["first"] / pp + units["last"] / pp
+    mean = mean + sum(units[kind] * n / pp for kind, n in kinds(p).items())
+    each = cheapest(p, units)
+    layers = np.where(each < 0, each * high, each * low)
+    ends = units["nothing"] + np.maximum(units["first"], units["last"]) + layers
+    least = np.maximum(mean, ends)
+    return form.weight * (np.maximum(least, 0.0) if form.at_least_zero else least)

@@ -1,0 +1,195 @@
+"""What cuts of one configuration cost and need, as linear forms of the layers that each rank holds.
+
+With all other axes fixed the memory of a rank and every term but the pipeline are linear in the layers of its chunks,
+and the length of the schedule is a maximum over paths of functions that are linear too (objectives.schedule). What
+linear functions they are is read off the very trees that the evaluator sums, by evaluating them on single units
+(splits.Probe).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from parsolve.evaluation import PIPELINE, active_limits, objective_tree
+from parsolve.functions import STAGE, Array, StageMax
+from parsolve.objectives.schedule import Path, Shape, held, shape_of
+from parsolve.objectives.step_time import Items
+from parsolve.problem import Instance
+from parsolve.splits import Probe, moe_layers, saturated
+
+SLACK = 1e-9
+"""Relative slack of float comparisons."""
+_AT = {name: i for i, name in enumerate(Probe.NAMES)}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A worst-rank sum as coefficients per unit of what a rank holds; ``units[name]`` has a value a row."""
+
+    name: str
+    weight: float
+    at_least_zero: bool
+    units: Mapping[str, Array]
+    budget: float = math.inf
+
+    def row(self, i: int) -> dict[str, float]:
+        """The coefficients of one row."""
+        return {name: float(values[i]) for name, values in self.units.items()}
+
+    def rows(self, chosen: Array | slice) -> Form:
+        """The form of some rows."""
+        return replace(self, units={name: values[chosen] for name, values in self.units.items()})
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Objective summands and limits of many configurations, as linear forms."""
+
+    objective: tuple[Form, ...]
+    limits: tuple[Form, ...]
+
+    def rows(self, chosen: Array | slice) -> Forms:
+        """The forms of some rows."""
+        return Forms(*(tuple(form.rows(chosen) for form in group) for group in (self.objective, self.limits)))
+
+
+def forms(
+    p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, int]], at: Array, objective: bool = True
+) -> Forms:
+    """Linear forms of the rows ``values``; row i has pipeline shape ``shapes[at[i]]``.
+
+    ``objective``: False when only the limits matter.
+    """
+    probe = Instance(p.problem, p.gbs, Probe(shapes))
+    probe.world = p.world
+    here = {**values, "split": at}
+
+    def form(weight: float, quantity: StageMax, budget: float = math.inf) -> Form:
+        size = len(at)
+        leaves = [np.broadcast_to(np.asarray(part.leaf(probe, here), dtype=float), (size,)) for part in quantity.parts]
+        units = {}
+        for name, slot in _AT.items():
+            total = np.zeros(size)
+            for part, leaf in zip(quantity.parts, leaves, strict=True):
+                times = part.count(probe, {**here, STAGE: slot}) if part.count else 1.0
+                total = total + part.sign * leaf * times
+            units[name] = total
+        nothing = units["nothing"]
+        units = {name: total if name == "nothing" else total - nothing for name, total in units.items()}
+        for kind in ("dense", "moe"):  # of a concrete cut the same layers
+            units[kind] = units[kind] + units.pop(f"{kind}_hiding")
+        return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
+
+    return Forms(
+        tuple(form(weight, quantity) for weight, quantity in (objective_tree(probe) if objective else ())),
+        tuple(form(1.0, limit.quantity(probe), float(limit.budget(probe))) for limit in active_limits(p.problem)),
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration without its cut: its linear forms, the times of its items, and its schedule."""
+
+    objective: tuple[tuple[Form, dict[str, float]], ...]
+    limits: tuple[tuple[Form, dict[str, float]], ...]
+    items: Items
+    shape: Shape
+
+    @staticmethod
+    def of(all_forms: Forms, all_items: Items, values: Mapping[str, Array], i: int) -> Row:
+        """Row i of ``values``."""
+        return Row(
+            tuple((form, form.row(i)) for form in all_forms.objective),
+            tuple((form, form.row(i)) for form in all_forms.limits),
+            all_items.row(i),
+            shape_of(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i])),
+        )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Layers of each kind in concrete cuts: of the stages, (…, stage) in model order, and of the ranks, (…, rank)."""
+
+    dense: Array
+    moe: Array
+    dense_of_rank: Array
+    moe_of_rank: Array
+
+    @staticmethod
+    def of(counts: Array, layer_is_moe: tuple[bool, ...], pp: int) -> Contents:
+        """Layers are dealt out in order."""
+        moe = moe_layers(counts, layer_is_moe).astype(float)
+        dense = counts - moe
+        chunks = (*counts.shape[:-1], counts.shape[-1] // pp, pp)
+        of_rank = (layers.reshape(chunks).sum(axis=-2) for layers in (dense, moe))
+        return Contents(dense, moe, *of_rank)
+
+
+def moments(shape: Shape, rank: int) -> Array:
+    """``held`` of a schedule on no more microbatches than matter."""
+    return held(shape._replace(microbatches=int(min(shape.microbatches, saturated(shape.pp, shape.vpp)))), rank)
+
+
+def fixed(units: Mapping[str, Any], pp: int, microbatches: Any) -> Array:
+    """(…, rank) what a form costs without layers: the embedding on the first rank, the output layer on the last."""
+    nothing, first, last = (np.asarray(units[name])[..., None] for name in ("nothing", "first", "last"))
+    in_flight = np.asarray(units["embedding_in_flight"] * np.minimum(microbatches, pp))[..., None]
+    ranks = np.arange(pp)
+    return np.asarray(nothing + (first + in_flight) * (ranks == 0) + last * (ranks == pp - 1))
+
+
+def rank_values(units: Mapping[str, float], of: Contents, shape: Shape) -> Array:
+    """A form on every rank of cuts (without what lies ahead), array (…, rank)."""
+    dense, moe = of.dense_of_rank, of.moe_of_rank
+    total = fixed(units, shape.pp, shape.microbatches) + units["dense"] * dense + units["moe"] * moe
+    total = total + units["holds_moe"] * (moe > 0) + units["holds_dense"] * ((moe == 0) & (dense > 0))
+    for unit, stages in ((units["dense_in_flight"], of.dense), (units["moe_in_flight"], of.moe)):
+        if unit:
+            of_ranks = [(stages[..., rank :: shape.pp], moments(shape, rank)) for rank in range(shape.pp)]
+            worst = [(chunks @ then.T).max(axis=-1) for chunks, then in of_ranks]
+            total = total + unit * np.stack(worst, axis=-1)
+    return np.asarray(total)
+
+
+def cost_at(row: Row, of: Contents, length: Any) -> Any:
+    """Objective of cuts whose schedules have that length."""
+    total: Any = 0.0
+    for form, units in row.objective:
+        value = length if form.name == PIPELINE else rank_values(units, of, row.shape).max(axis=-1)
+        total = total + form.weight * (np.maximum(0.0, value) if form.at_least_zero else value)
+    return total
+
+
+def is_legal(row: Row, of: Contents) -> Array:
+    """Whether cuts hold every limit."""
+    legal = np.ones(of.dense.shape[:-1], dtype=bool)
+    for form, units in row.limits:
+        legal &= rank_values(units, of, row.shape).max(axis=-1) <= form.budget * (1 + SLACK)
+    return legal
+
+
+def on_path(path: Path, of: Items) -> tuple[Any, Array, Array]:
+    """A path's length without layers, s, and what a dense or an MoE layer of each stage adds to it, (…, stage), s.
+
+    ``path``: one, or many stacked.
+    """
+    outside = path.transfers * of.delay + of.transfer * (path.forward.sum(axis=-1) + path.backward.sum(axis=-1))
+    for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+        outside = outside + path.forward[..., stage] * there + path.backward[..., stage] * back
+    dense, moe = (path.forward * there + path.backward * back for there, back in (of.dense, of.moe))
+    return outside, dense, moe
+
+
+def kinds(p: Instance) -> dict[str, int]:
+    """Layers of each kind that the model has."""
+    counts = {"dense": p.model.num_dense_layers, "moe": p.model.num_moe_layers}
+    return {kind: n for kind, n in counts.items() if n}
+
+
+def cheapest(p: Instance, units: Mapping[str, Any], suffix: str = "") -> Any:
+    return np.min([units[kind + suffix] for kind in kinds(p)], axis=0)

@@ -1,0 +1,196 @@
+"""All cuts of one pipeline shape as a list, and of them those that one configuration may still take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parsolve.evaluation import PIPELINE
+from parsolve.functions import Array
+from parsolve.objectives.schedule import Path
+from parsolve.optimizer.cut_caps import Domains, at_least, domains, others
+from parsolve.optimizer.cut_forms import SLACK, Contents, Forms, Row, cheapest, cost_at, fixed, is_legal, on_path
+from parsolve.problem import Instance
+from parsolve.splits import RankCuts, moe_layers
+
+SPARSE = 0.3
+"""Cuts out of the race are dropped from the list when they are at least this share of it."""
+AT_ONCE = 16
+"""Listed cuts evaluated in one round."""
+MAX_LISTED = 3_000_000
+"""Cuts are listed when they have no more stages than this in all."""
+
+
+@dataclass(frozen=True)
+class ShapeCuts:
+    """The cuts that configurations of one pipeline shape may take.
+
+    ``chosen``: (rank, cut) which option of each rank, None where they are too many; ``dense``, ``moe``: (cut, stage)
+    layers in model order; ``rest``: (row,) at least what all but the pipeline costs.
+    """
+
+    domains: Domains
+    rest: Array
+    chosen: Array | None
+    dense: Array
+    moe: Array
+
+    @staticmethod
+    def of(
+        p: Instance, all_forms: Forms, values: Mapping[str, Array], most: Array, least: Array, to_beat: Array
+    ) -> ShapeCuts:
+        """The cuts with which some of the rows may cost less than it has to beat, within its caps (row, rank)."""
+        domain = domains(p, all_forms, values, most, least)
+        pp, stages = len(domain.options), sum(cuts.sizes.shape[1] for cuts in domain.options)
+        nothing = np.zeros((0, stages))
+        if not all(len(cuts.total) for cuts in domain.options):
+            return ShapeCuts(domain, np.zeros(len(to_beat)), np.zeros((pp, 0), np.int32), nothing, nothing)
+        rest = _rest(p, all_forms, domain, len(to_beat))
+        chosen = _combined(domain, p.model.num_layers, _patience(p, all_forms, values, to_beat - rest))
+        if chosen is None:
+            return ShapeCuts(domain, rest, None, nothing, nothing)
+        sizes = np.stack([cuts.sizes[of] for cuts, of in zip(domain.options, chosen, strict=True)], axis=2)
+        counts = sizes.reshape(chosen.shape[1], stages)
+        moe = moe_layers(counts, p.model.layer_is_moe)
+        return ShapeCuts(domain, rest, chosen, (counts - moe).astype(np.int16), moe.astype(np.int16))
+
+    def of_row(self, i: int) -> Array:
+        """Which of the listed cuts one row may take."""
+        assert self.chosen is not None
+        left = np.arange(self.chosen.shape[1])
+        for chosen, allowed in zip(self.chosen, self.domains.allowed, strict=True):
+            left = left[allowed[i][chosen[left]]]
+        return left
+
+
+def _rest(p: Instance, all_forms: Forms, domain: Domains, size: int) -> Array:
+    """(row,) at least what all terms but the pipeline cost."""
+    totals = np.concatenate([cuts.total for cuts in domain.options])
+    low, high, pp = int(totals.min()), int(totals.max()), len(domain.options)
+    parts = [others(p, form, form.units, pp, low, high) for form in all_forms.objective if form.name != PIPELINE]
+    return np.asarray(sum(parts, np.zeros(size)))
+
+
+def _patience(p: Instance, all_forms: Forms, values: Mapping[str, Array], room: Array) -> Array:
+    """(rank, number) layers in first chunks of earlier ranks that a rank can wait for and still compute so many.
+
+    The most of any row, each with ``room`` (row,) for its pipeline; below zero: it cannot.
+    """
+    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
+    pipeline = next((form for form in all_forms.objective if form.name == PIPELINE), None)
+    if pipeline is None:
+        return np.full((pp, layers + 1), np.inf)
+    units = pipeline.units
+    outside = fixed(units, pp, values["grad_acc"]) + (np.arange(pp) > 0) * units["embedding_ahead"][:, None]
+    outside = outside + np.arange(pp) * units["hops_ahead"][:, None]
+    busy = outside[:, :, None] + at_least(p, units, np.arange(layers + 1), pp, vpp)
+    left = (room / pipeline.weight * (1 + SLACK))[:, None, None] - busy
+    ahead = np.broadcast_to(cheapest(p, units, "_ahead")[:, None, None], left.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        patient = np.where(ahead > 0, np.floor(left / ahead + 1e-6), np.inf)
+    return np.asarray(np.where(left >= 0, patient, -1.0).max(axis=0))
+
+
+def _combined(domain: Domains, layers: int, patience: Array) -> Array | None:
+    """(rank, cut) options that together hold all layers and do not wait too long; None: too many."""
+    found = []
+    level = [cuts.fuller_first & cuts.fuller_last for cuts in domain.options]
+    for fuller_first in (True, False):
+        if not fuller_first and all(one.all() for one in level):
+            break
+        options = [np.flatnonzero(cuts.fuller_first if fuller_first else cuts.fuller_last) for cuts in domain.options]
+        if not all(map(len, options)):
+            continue
+        chosen = _grown([cuts.only(i) for cuts, i in zip(domain.options, options, strict=True)], layers, patience)
+        if chosen is None:
+            return None
+        chosen = np.stack([of[which] for of, which in zip(options, chosen, strict=True)]).astype(np.int32)
+        if not fuller_first:  # what is level on all ranks is known
+            chosen = chosen[:, ~np.all([one[which] for one, which in zip(level, chosen, strict=True)], axis=0)]
+        found.append(chosen)
+    return np.concatenate(found, axis=1) if found else np.zeros((len(level), 0), np.int32)
+
+
+def _grown(options: list[RankCuts], layers: int, patience: Array) -> Array | None:
+    """The combinations of one kind, (rank, cut), rank after rank."""
+    chosen, sums, ahead = np.zeros((0, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    least = [int(cuts.total.min()) for cuts in options]
+    most = [int(cuts.total.max()) for cuts in options]
+    stages = sum(cuts.sizes.shape[1] for cuts in options)
+    for rank, cuts in enumerate(options):
+        if len(sums) * len(cuts.total) > MAX_LISTED:
+            return None
+        grown = sums[:, None] + cuts.total
+        keep = (grown + sum(least[rank + 1 :]) <= layers) & (grown + sum(most[rank + 1 :]) >= layers)
+        keep &= ahead[:, None] <= patience[rank, cuts.total]
+        left, right = np.nonzero(keep)
+        if len(left) * stages > MAX_LISTED:
+            return None
+        chosen = np.vstack((chosen[:, left], right[None, :].astype(np.int32)))
+        sums, ahead = grown[left, right], ahead[left] + cuts.sizes[right, 0]
+    return chosen
+
+
+class CutList:
+    """Cuts of one row with the longest of the known paths of each."""
+
+    def __init__(self, p: Instance, row: Row, to_beat: float, cuts: ShapeCuts, i: int) -> None:
+        self.row, self.to_beat = row, to_beat
+        self.layer_is_moe = p.model.layer_is_moe
+        which = cuts.of_row(i)
+        self.dense, self.moe = cuts.dense[which].astype(float), cuts.moe[which].astype(float)
+        self.rest = np.full(len(which), float(cuts.rest[i]))
+        self.weight = next((form.weight for form, _ in row.objective if form.name == PIPELINE), 0.0)
+        self.length = np.zeros(len(which))
+        self.alive = np.ones(len(which), dtype=bool)
+        self.given: Array = np.zeros(0, np.int64)
+
+    def add_paths(self, paths: Path) -> None:
+        """The schedule is at least as long as each of these stacked paths."""
+        if not self.weight or not len(self.length):
+            return
+        outside, *of_kinds = on_path(paths, self.row.items)
+        lengths = outside
+        for layers, each in zip((self.dense, self.moe), of_kinds, strict=True):
+            if layers.any():
+                lengths = lengths + layers @ each.T
+        self.length = np.maximum(self.length, lengths.max(axis=1))
+        self._drop(SPARSE)
+
+    def settle_rest(self) -> None:
+        """Take the other terms exactly, and forget cuts that break a limit."""
+        self._drop(0.0)
+        self.rest = np.broadcast_to(cost_at(self.row, self._contents(), 0.0), self.length.shape)
+        self._drop(0.0)
+        self.alive &= is_legal(self.row, self._contents())
+        self._drop(0.0)
+
+    def _contents(self) -> Contents:
+        return Contents.of((self.dense + self.moe).astype(np.int64), self.layer_is_moe, self.row.shape.pp)
+
+    def _drop(self, share: float) -> None:
+        """Forget cuts that are out of the race, if they are at least so large a share."""
+        keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
+        if int(keep.sum()) < (1 - share) * len(keep):
+            for name in ("dense", "moe", "rest", "length"):
+                setattr(self, name, getattr(self, name)[keep])
+            self.alive = np.ones(int(keep.sum()), dtype=bool)
+            self.given = np.zeros(0, np.int64)
+
+    def improve(self, cost: float) -> None:
+        """Only cuts that beat ``cost``."""
+        self.to_beat = cost
+
+    def forbid(self) -> None:
+        """Not the last cuts again."""
+        self.alive[self.given] = False
+
+    def solve(self, time_limit: float | None) -> tuple[Array, bool]:
+        """The cheapest cuts under the paths so far, (cut, stage); none when none is left that beats the cost."""
+        self._drop(0.0)
+        bound = self.rest + self.weight * self.length
+        few = min(AT_ONCE, len(bound))
+        self.given = np.argpartition(bound, few - 1)[:few] if few else np.zeros(0, np.int64)
+        return (self.dense + self.moe)[self.given].astype(np.int64), True
