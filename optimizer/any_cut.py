@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ MAX_STARTS = 150
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
+RISES = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
+"""Plans are looked for up to these multiples of the lowest bound first: near the bound, cuts are few."""
+
 
 class AnyCut:
     """The search over all cuts at one batch size; what is settled once is not solved again."""
@@ -65,18 +68,29 @@ class AnyCut:
         table = joined.table.keep(~one_stage)
         if not table.size:
             return True
-        rows = Open(self.p, self.search.best, table, limit, self.settled)
+        rows = Open(self.p, self.search.best, table, limit)
         self._start(rows)
-        for i in range(table.size):
-            if not rows.open[i] or rows.bound[i] > rows.beat[i]:
+        for rise in (*RISES, math.inf):
+            goal = float(rows.bound[0]) * rise
+            rows.aim(min(limit, goal))
+            if not self._up_to_aim(rows):
+                return False
+            if goal >= min(limit, self.search.best.worst):
+                break
+        return True
+
+    def _up_to_aim(self, rows: Open) -> bool:
+        """List every plan of the rows that costs less than what they have to beat; False when the time ran out."""
+        for i in np.flatnonzero(rows.bound <= rows.beat).tolist():
+            config, beat = rows.configs[i], float(rows.beat[i])
+            if rows.bound[i] > beat or self.settled.get(config, -1.0) >= beat:
                 continue
             answer = self._best_cut(rows, i)
             if not answer.proven:
                 return False
-            self.settled[rows.configs[i]] = float(rows.beat[i])
-            rows.open[i] = False
+            self.settled[config] = beat
             if answer.layers is not None:
-                self._list(rows.configs[i], answer.layers)
+                self._list(config, answer.layers)
                 rows.refresh()
         return True
 
@@ -98,7 +112,7 @@ class AnyCut:
     def _start(self, rows: Open) -> None:
         """Balanced cuts of the most promising configurations, until there is a list to beat."""
         layers = self.p.model.num_layers
-        for i in np.flatnonzero(rows.open)[:MAX_STARTS].tolist():
+        for i in range(min(MAX_STARTS, len(rows.bound))):
             if self.search.best.worst < math.inf or time.perf_counter() > self.deadline:
                 break
             pp, vpp = rows.configs[i].pp, rows.configs[i].vpp
@@ -123,10 +137,8 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
     return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
 
 
-RISES = (1.005, 1.015, 1.03, 1.05, 1.08, 1.12, 1.2, 1.4, 2.0)
-"""Where a row's cuts are too many, those are looked at first that cost this many times its bound at most."""
 STALE = 1e-2
-"""The cuts that a row may take are looked at again when what it has to beat has fallen by this share."""
+"""The cuts that a row may take are looked at again when what it has to beat has fallen by this share, or risen."""
 
 
 @dataclass
@@ -153,7 +165,7 @@ class _Group:
 class Candidates:
     """Rows of a table and the cuts that they may take, listed shape by shape when they are first asked for.
 
-    ``open``: the rows that may be asked for yet. ``beat``: what a cut of each must cost less than to matter.
+    ``beat``: what a cut of each must cost less than to matter.
     """
 
     def __init__(self, p: Instance, table: Table, bound: Array, objective: bool = True) -> None:
@@ -161,10 +173,9 @@ class Candidates:
         shapes, self.at = _shapes(table)
         self.linear = forms(p, table.values, shapes, self.at, objective)
         self.times = items(p, table.values)
-        self.open = np.ones(table.size, dtype=bool)
         self.beat = np.full(table.size, math.inf)
         self._groups: dict[int, _Group] = {}
-        self._grouped_at = np.full(table.size, math.inf)
+        self._grouped_at = np.full(table.size, math.nan)
 
     def row(self, i: int) -> Row:
         """One row."""
@@ -173,8 +184,8 @@ class Candidates:
     def cuts(self, i: int) -> tuple[ShapeCuts, int] | None:
         """Cuts among which are all that row ``i`` may take, and which of their rows it is; None: no cut will do."""
         shape = int(self.at[i])
-        if shape not in self._groups or self._grouped_at[i] * (1 - STALE) > self.beat[i]:
-            rows = np.flatnonzero((self.at == shape) & self.open & (self.bound <= self.beat))
+        if not self._grouped_at[i] * (1 - STALE) <= self.beat[i] <= self._grouped_at[i]:
+            rows = np.flatnonzero((self.at == shape) & (self.bound <= self.beat) & (np.arange(self.table.size) >= i))
             self._groups[shape] = self._group(rows, self.beat[rows])
             self._grouped_at[rows] = self.beat[rows]
         group = self._groups[shape]
@@ -203,7 +214,7 @@ class Candidates:
 class Open(Candidates):
     """Rows in the order of their bounds, with what a list of plans and what is settled leave to do."""
 
-    def __init__(self, p: Instance, best: _List, table: Table, limit: float, settled: Mapping[Config, float]) -> None:
+    def __init__(self, p: Instance, best: _List, table: Table, limit: float) -> None:
         from parsolve.optimizer.ranking import configs_of, without_cut
 
         bound = objective_rows(p, table.values).bound
@@ -216,7 +227,11 @@ class Open(Candidates):
         for i, config in enumerate(self.configs):
             self.by_name.setdefault(best.name(config), []).append(i)
         self.refresh()
-        self.open = np.array([settled.get(config, -1.0) for config in self.configs]) < self.beat
+
+    def aim(self, limit: float) -> None:
+        """Look no further than this cost."""
+        self.limit = limit
+        self.refresh()
 
     def refresh(self) -> None:
         """What there is to beat, after the list has changed."""

@@ -110,7 +110,6 @@ def _master(p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts
                 master.add_paths(Path(*(column[some] for column in known)))
             if not len(master.length):
                 return None
-        master.settle_rest()
         return master
     options = cuts.domains.of_row(i)
     if not all(len(of.total) for of in options):

@@ -19,6 +19,8 @@ SPARSE = 0.3
 """Cuts out of the race are dropped from the list when they are at least this share of it."""
 AT_ONCE = 16
 """Listed cuts evaluated in one round."""
+LOOK = 256
+"""Listed cuts whose limits are looked at in one round."""
 MAX_LISTED = 3_000_000
 """Cuts are listed when they have no more stages than this in all."""
 
@@ -27,15 +29,13 @@ MAX_LISTED = 3_000_000
 class ShapeCuts:
     """The cuts that configurations of one pipeline shape may take.
 
-    ``chosen``: (rank, cut) which option of each rank, None where they are too many; ``dense``, ``moe``: (cut, stage)
-    layers in model order; ``rest``: (row,) at least what all but the pipeline costs.
+    ``chosen``: (rank, cut) which option of each rank, None where they are too many; ``rest``: (row,) at least what all
+    but the pipeline costs.
     """
 
     domains: Domains
     rest: Array
     chosen: Array | None
-    dense: Array
-    moe: Array
 
     @staticmethod
     def of(
@@ -43,26 +43,20 @@ class ShapeCuts:
     ) -> ShapeCuts:
         """The cuts with which some of the rows may cost less than it has to beat, within its caps (row, rank)."""
         domain = domains(p, all_forms, values, most, least)
-        pp, stages = len(domain.options), sum(cuts.sizes.shape[1] for cuts in domain.options)
-        nothing = np.zeros((0, stages))
         if not all(len(cuts.total) for cuts in domain.options):
-            return ShapeCuts(domain, np.zeros(len(to_beat)), np.zeros((pp, 0), np.int32), nothing, nothing)
+            return ShapeCuts(domain, np.zeros(len(to_beat)), np.zeros((len(domain.options), 0), np.int32))
         rest = _rest(p, all_forms, domain, len(to_beat))
-        chosen = _combined(domain, p.model.num_layers, _patience(p, all_forms, values, to_beat - rest))
-        if chosen is None:
-            return ShapeCuts(domain, rest, None, nothing, nothing)
-        sizes = np.stack([cuts.sizes[of] for cuts, of in zip(domain.options, chosen, strict=True)], axis=2)
-        counts = sizes.reshape(chosen.shape[1], stages)
-        moe = moe_layers(counts, p.model.layer_is_moe)
-        return ShapeCuts(domain, rest, chosen, (counts - moe).astype(np.int16), moe.astype(np.int16))
+        patience = _patience(p, all_forms, values, to_beat - rest)
+        return ShapeCuts(domain, rest, _combined(domain, p.model.num_layers, patience))
 
     def of_row(self, i: int) -> Array:
-        """Which of the listed cuts one row may take."""
+        """(cut, stage) in model order: the listed cuts that one row may take."""
         assert self.chosen is not None
         left = np.arange(self.chosen.shape[1])
         for chosen, allowed in zip(self.chosen, self.domains.allowed, strict=True):
             left = left[allowed[i][chosen[left]]]
-        return left
+        sizes = [cuts.sizes[of[left]] for cuts, of in zip(self.domains.options, self.chosen, strict=True)]
+        return np.stack(sizes, axis=2).reshape(len(left), -1 if len(left) else 0)
 
 
 def _rest(p: Instance, all_forms: Forms, domain: Domains, size: int) -> Array:
@@ -134,17 +128,22 @@ def _grown(options: list[RankCuts], layers: int, patience: Array) -> Array | Non
 
 
 class CutList:
-    """Cuts of one row with the longest of the known paths of each."""
+    """Cuts of one row with the longest of the known paths of each, and at least what the other terms cost.
+
+    ``exact``: those whose other terms are known and whose limits hold; that is looked at for the cheapest only.
+    """
 
     def __init__(self, p: Instance, row: Row, to_beat: float, cuts: ShapeCuts, i: int) -> None:
         self.row, self.to_beat = row, to_beat
         self.layer_is_moe = p.model.layer_is_moe
-        which = cuts.of_row(i)
-        self.dense, self.moe = cuts.dense[which].astype(float), cuts.moe[which].astype(float)
-        self.rest = np.full(len(which), float(cuts.rest[i]))
+        counts = cuts.of_row(i)
+        moe = moe_layers(counts, self.layer_is_moe)
+        self.dense, self.moe = (counts - moe).astype(float), moe.astype(float)
         self.weight = next((form.weight for form, _ in row.objective if form.name == PIPELINE), 0.0)
-        self.length = np.zeros(len(which))
-        self.alive = np.ones(len(which), dtype=bool)
+        self.length = np.zeros(len(counts))
+        self.rest = np.full(len(counts), float(cuts.rest[i]))
+        self.exact = np.zeros(len(counts), dtype=bool)
+        self.alive = np.ones(len(counts), dtype=bool)
         self.given: Array = np.zeros(0, np.int64)
 
     def add_paths(self, paths: Path) -> None:
@@ -159,22 +158,11 @@ class CutList:
         self.length = np.maximum(self.length, lengths.max(axis=1))
         self._drop(SPARSE)
 
-    def settle_rest(self) -> None:
-        """Take the other terms exactly, and forget cuts that break a limit."""
-        self._drop(0.0)
-        self.rest = np.broadcast_to(cost_at(self.row, self._contents(), 0.0), self.length.shape)
-        self._drop(0.0)
-        self.alive &= is_legal(self.row, self._contents())
-        self._drop(0.0)
-
-    def _contents(self) -> Contents:
-        return Contents.of((self.dense + self.moe).astype(np.int64), self.layer_is_moe, self.row.shape.pp)
-
     def _drop(self, share: float) -> None:
         """Forget cuts that are out of the race, if they are at least so large a share."""
         keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
         if int(keep.sum()) < (1 - share) * len(keep):
-            for name in ("dense", "moe", "rest", "length"):
+            for name in ("dense", "moe", "rest", "exact", "length"):
                 setattr(self, name, getattr(self, name)[keep])
             self.alive = np.ones(int(keep.sum()), dtype=bool)
             self.given = np.zeros(0, np.int64)
@@ -189,8 +177,23 @@ class CutList:
 
     def solve(self, time_limit: float | None) -> tuple[Array, bool]:
         """The cheapest cuts under the paths so far, (cut, stage); none when none is left that beats the cost."""
+        while len(self.length):
+            self._look()
+            self._drop(0.0)
+            known = np.flatnonzero(self.exact)
+            if len(known):
+                cost = self.rest[known] + self.weight * self.length[known]
+                self.given = known[np.argsort(cost, kind="stable")[:AT_ONCE]]
+                return (self.dense + self.moe)[self.given].astype(np.int64), True
+        return np.zeros((0, 0), np.int64), True
+
+    def _look(self) -> None:
+        """Take the other terms of the cheapest cuts exactly, and forget those that break a limit."""
         self._drop(0.0)
-        bound = self.rest + self.weight * self.length
-        few = min(AT_ONCE, len(bound))
-        self.given = np.argpartition(bound, few - 1)[:few] if few else np.zeros(0, np.int64)
-        return (self.dense + self.moe)[self.given].astype(np.int64), True
+        cost = self.rest + self.weight * self.length
+        here = np.argpartition(cost, LOOK)[:LOOK] if len(cost) > LOOK else np.arange(len(cost))
+        here = here[~self.exact[here]]
+        of = Contents.of((self.dense + self.moe)[here].astype(np.int64), self.layer_is_moe, self.row.shape.pp)
+        self.rest[here] = cost_at(self.row, of, 0.0)
+        self.alive[here] = is_legal(self.row, of)
+        self.exact[here] = self.alive[here]
