@@ -10,6 +10,7 @@ Huang et al. 2019 (GPipe).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -262,6 +263,55 @@ class Path(NamedTuple):
     def length(self, forward: Array, backward: Array, delay: float = 0.0) -> float:
         """Sum of its passes; never above the makespan of the same shape, whatever the times."""
         return float(self.forward @ forward + self.backward @ backward + self.transfers * delay)
+
+
+def stacked(paths: Iterable[Path]) -> Path:
+    """Many paths as one with arrays (path, stage) and (path,)."""
+    return Path(*(np.array(column) for column in zip(*paths, strict=True)))
+
+
+@lru_cache(maxsize=1024)
+def plain_paths(shape: Shape) -> tuple[Path, ...]:
+    """Paths that any 1F1B schedule has: for each rank up to four, stacked, all of them through its own passes.
+
+    They reach the rank with the first microbatch, either straight to its first pass or through all stages and back to
+    its first backward pass; and they leave it after its last backward pass, or with the last microbatch after its last
+    forward pass through the rest of the stages and all the way back.
+    """
+    pp, vpp, _, _ = shape
+    stages = pp * vpp
+    chunk, _ = _chunk_order(shape)
+    result = []
+    for rank in range(pp):
+        found = []
+        is_forward = _is_forward(shape, rank)
+        of_pass = np.empty(len(is_forward), np.int64)
+        of_pass[is_forward], of_pass[~is_forward] = chunk, vpp - 1 - chunk
+        first_back, last_forward = int(np.argmin(is_forward)), int(np.flatnonzero(is_forward)[-1])
+        last = (vpp - 1) * pp + rank  # the stage of its last chunk
+        for start, first in (("straight", 0), ("turn", first_back)):
+            for end, until in (("straight", len(is_forward)), ("turn", last_forward + 1)):
+                if first >= until:
+                    continue
+                own, back = of_pass[first:until], ~is_forward[first:until]
+                forward, backward = np.zeros((2, stages), np.int64)
+                forward[rank::pp] = np.bincount(own[~back], minlength=vpp)
+                backward[rank::pp] = np.bincount(own[back], minlength=vpp)
+                if start == "straight":
+                    forward[:rank] += 1
+                else:
+                    forward += 1
+                    backward[last + 1 :] += 1
+                if end == "straight":
+                    backward[:rank] += 1
+                else:
+                    forward[last + 1 :] += 1
+                    backward += 1
+                round_trip = stages - 1 + pp - 1 - rank
+                transfers = sum(rank if way == "straight" else round_trip for way in (start, end))
+                found.append(Path(forward, backward, transfers if pp > 1 else 0))
+        result.append(stacked(found))
+    return tuple(result)
 
 
 def critical_path(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> tuple[float, Path]:

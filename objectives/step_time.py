@@ -148,6 +148,11 @@ class Items(NamedTuple):
     transfer: Any
     delay: Any
 
+    def rows(self, some: Any) -> Items:
+        """The times of some of many configurations."""
+        dense, moe, embedding, head = ((there[some], back[some]) for there, back in self[:4])
+        return Items(dense, moe, embedding, head, self.transfer[some], self.delay[some])
+
     def row(self, i: int) -> Items:
         """The times of one of many configurations."""
         dense, moe, embedding, head = ((float(there[i]), float(back[i])) for there, back in self[:4])

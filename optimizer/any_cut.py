@@ -17,7 +17,7 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.evaluation import instance_for, objective_rows, objective_value, violations
 from parsolve.functions import Array
-from parsolve.objectives.step_time import items
+from parsolve.objectives.step_time import Items, items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.cut_caps import caps
@@ -153,13 +153,15 @@ class _Group:
     most: Array
     least: Array
     linear: Forms
+    times: Items
     values: dict[str, Array]
     shared: ShapeCuts | None = None
 
     def cuts(self, p: Instance, some: slice = slice(None)) -> ShapeCuts:
         """The cuts that some of the rows may take."""
         values = {axis: column[some] for axis, column in self.values.items()}
-        return ShapeCuts.of(p, self.linear.rows(some), values, self.most[some], self.least[some], self.beat[some])
+        linear, times = self.linear.rows(some), self.times.rows(some)
+        return ShapeCuts.of(p, linear, times, values, self.most[some], self.least[some], self.beat[some])
 
 
 class Candidates:
@@ -208,7 +210,9 @@ class Candidates:
         answer = caps(self.p, linear, part, beat)
         some = np.flatnonzero(answer.possible)
         values = {axis: column[some] for axis, column in part.items()}
-        return _Group(rows[some].tolist(), beat[some], answer.most[some], answer.least[some], linear.rows(some), values)
+        times = self.times.rows(rows[some])
+        most, least = answer.most[some], answer.least[some]
+        return _Group(rows[some].tolist(), beat[some], most, least, linear.rows(some), times, values)
 
 
 class Open(Candidates):

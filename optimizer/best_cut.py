@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from parsolve.objectives.schedule import Path, Shape, critical_path, long_paths, makespan
+from parsolve.objectives.schedule import Path, Shape, critical_path, long_paths, makespan, plain_paths, stacked
 from parsolve.objectives.step_time import pass_times
 from parsolve.optimizer.cut_forms import SLACK, Contents, Row, cost_at, is_legal
 from parsolve.optimizer.cut_list import CutList, ShapeCuts
 from parsolve.optimizer.cut_model import CutModel
 from parsolve.problem import Instance
 from parsolve.splits import Layers, from_model_order
+
+AT_ONCE = 64
+"""Known paths that a list of cuts is held against at once."""
 
 
 @dataclass
@@ -30,9 +32,9 @@ class Paths:
     known: dict[Shape, Path] = field(default_factory=dict)
 
     def of(self, shape: Shape) -> Path:
-        """Stacked; first, for each rank, the way to it through first chunks, all its passes, and the way back."""
+        """Stacked; to begin with, those that every schedule has."""
         if shape not in self.known:
-            self.known[shape] = _stacked(_straight(shape, rank) for rank in range(shape.pp))
+            self.known[shape] = Path(*(np.concatenate(columns) for columns in zip(*plain_paths(shape), strict=True)))
         return self.known[shape]
 
     def add(self, shape: Shape, paths: Path) -> None:
@@ -41,18 +43,6 @@ class Paths:
         both = [np.concatenate(pair) for pair in zip(known, paths, strict=True)]
         _, first = np.unique(np.column_stack(both), axis=0, return_index=True)
         self.known[shape] = Path(*(column[np.sort(first)] for column in both))
-
-
-def _straight(shape: Shape, rank: int) -> Path:
-    counts = np.zeros(shape.pp * shape.vpp, np.int64)
-    counts[:rank] = 1
-    counts[rank :: shape.pp] = shape.microbatches
-    return Path(counts, counts, 2 * rank)
-
-
-def _stacked(paths: Iterable[Path]) -> Path:
-    """Many paths as one with arrays (path, stage) and (path,)."""
-    return Path(*(np.array(column) for column in zip(*paths, strict=True)))
 
 
 @dataclass
@@ -95,8 +85,8 @@ def best_cut(
                     master.improve(cost)
             found.append(path)
         master.forbid()
-        paths.add(row.shape, _stacked(found))
-        master.add_paths(_stacked(found))
+        paths.add(row.shape, stacked(found))
+        master.add_paths(stacked(found))
     return Found(None, to_beat, True)
 
 
@@ -105,9 +95,8 @@ def _master(p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts
     known = paths.of(row.shape)
     if cuts.chosen is not None:
         master = CutList(p, row, to_beat, cuts, i)
-        for some in (slice(row.shape.pp), slice(row.shape.pp, None)):
-            if len(known.transfers[some]):
-                master.add_paths(Path(*(column[some] for column in known)))
+        for start in range(0, len(known.transfers), AT_ONCE):
+            master.add_paths(Path(*(column[start : start + AT_ONCE] for column in known)))
             if not len(master.length):
                 return None
         return master

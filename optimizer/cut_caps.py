@@ -15,8 +15,9 @@ import numpy as np
 
 from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
-from parsolve.objectives.schedule import Shape
-from parsolve.optimizer.cut_forms import SLACK, Form, Forms, cheapest, fixed, kinds, moments
+from parsolve.objectives.schedule import Shape, plain_paths, shape_of
+from parsolve.objectives.step_time import Items
+from parsolve.optimizer.cut_forms import SLACK, Form, Forms, cheapest, fixed, kinds, moments, without_layers
 from parsolve.problem import Instance
 from parsolve.splits import RankCuts, bounds, rank_cuts, saturated
 
@@ -139,15 +140,24 @@ class Domains:
         return [cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True)]
 
 
-def domains(p: Instance, all_forms: Forms, values: Mapping[str, Array], most: Array, least: Array) -> Domains:
-    """The chunk sizes of each rank within its caps, arrays (row, rank), and the limits.
+def domains(
+    p: Instance,
+    all_forms: Forms,
+    times: Items,
+    values: Mapping[str, Array],
+    most: Array,
+    least: Array,
+    room: Array | None,
+) -> Domains:
+    """The chunk sizes of each rank within its caps, arrays (row, rank), the limits, and the time for the pipeline.
 
     What a rank needs is exact where all layers that it can hold are of one kind, else no more than it will need.
+    ``room``: (row,) s; None: any.
     """
     pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
     depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
     fixed_of = [fixed(form.units, pp, values["grad_acc"]) for form in all_forms.limits]
-    options, allowed = [], []
+    windows, allowed = [], []
     for rank in range(pp):
         every = rank_cuts(layers, pp, vpp, rank)
         window = slice(*np.searchsorted(every.total, (least[:, rank].min(), most[:, rank].max() + 1)).tolist())
@@ -162,10 +172,60 @@ def domains(p: Instance, all_forms: Forms, values: Mapping[str, Array], most: Ar
             )
             need = outside[:, rank, None] + each * cuts.total + held * flying + holds * (cuts.total > 0)
             fits &= need <= form.budget * (1 + SLACK)
-        some = fits.any(axis=0)
-        options.append(cuts.only(np.asarray(some)))
-        allowed.append(fits[:, some])
-    return Domains(tuple(options), tuple(allowed))
+        if room is not None:
+            fits &= _least_time(p, times, values, rank, cuts.sizes, least.min(axis=0)) <= room[:, None] * (1 + SLACK)
+        windows.append(cuts)
+        allowed.append(fits)
+    _fill(windows, allowed, layers)
+    some = [fits.any(axis=0) for fits in allowed]
+    return Domains(
+        tuple(cuts.only(np.asarray(any_row)) for cuts, any_row in zip(windows, some, strict=True)),
+        tuple(fits[:, any_row] for fits, any_row in zip(allowed, some, strict=True)),
+    )
+
+
+def _fill(options: list[RankCuts], allowed: list[Array], layers: int) -> None:
+    """Drop from ``allowed`` what leaves more or fewer layers than the other ranks can hold."""
+    totals = [cuts.total for cuts in options]
+    most = np.stack([np.where(a, t, 0).max(axis=1, initial=0) for t, a in zip(totals, allowed, strict=True)], axis=1)
+    least = np.stack(
+        [np.where(a, t, layers).min(axis=1, initial=layers) for t, a in zip(totals, allowed, strict=True)], axis=1
+    )
+    for rank, (total, fits) in enumerate(zip(totals, allowed, strict=True)):
+        others_most, others_least = (of.sum(axis=1) - of[:, rank] for of in (most, least))
+        fits &= (total + others_most[:, None] >= layers) & (total + others_least[:, None] <= layers)
+
+
+def _least_time(p: Instance, times: Items, values: Mapping[str, Array], rank: int, sizes: Array, least: Array) -> Array:
+    """(row, option) no more than the schedule takes when a rank has chunks of ``sizes`` (option, chunk), s.
+
+    The longest of the plain paths through the rank. Passes that all other stages have on a path come to those of all
+    layers; ``least``: (rank,) layers, for the passes of some.
+    """
+    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
+    names = [k for k in kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, vpp)[rank]]
+    chunks = np.maximum(bounds(layers, pp, vpp)[0], least[:, None] // vpp)
+    if vpp > 1:
+        chunks[0, 0] = chunks[-1, -1] = 0  # may hold fewer than the others of their rank
+    at_least = chunks.T.ravel()
+    found = np.zeros((len(values["pp"]), len(sizes)))
+    mine = np.arange(pp * vpp) % pp == rank
+    for m in np.unique(values["grad_acc"]).tolist():
+        here = np.flatnonzero(values["grad_acc"] == m)
+        paths = plain_paths(shape_of(pp, vpp, m))[rank]
+        of_rows = times.rows((here, None))
+        length = without_layers(paths, of_rows)[:, None, :]
+        for way, passes in enumerate((paths.forward, paths.backward)):
+            shared = passes[:, ~mine].min(axis=1)
+            own = sizes @ (passes[:, mine] - shared[:, None]).T
+            extra = (passes[:, ~mine] - shared[:, None]) @ at_least[~mine]
+            each = {kind: getattr(of_rows, kind)[way] for kind in kinds(p)}
+            everything = sum(n * each[kind] for kind, n in kinds(p).items())
+            cheapest_here = np.min([each[kind] for kind in names], axis=0) if names else np.zeros((len(here), 1))
+            length = length + (shared * everything + extra * np.min(list(each.values()), axis=0))[:, None, :]
+            length = length + own * cheapest_here[:, None]
+        found[here] = length.max(axis=2)
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -173,16 +173,21 @@ def is_legal(row: Row, of: Contents) -> Array:
     return legal
 
 
+def without_layers(path: Path, of: Items) -> Any:
+    """What a path takes without the layers on it, s: transfers, embedding, output layer; arrays broadcast."""
+    total = path.transfers * of.delay + of.transfer * (path.forward.sum(axis=-1) + path.backward.sum(axis=-1))
+    for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+        total = total + path.forward[..., stage] * there + path.backward[..., stage] * back
+    return total
+
+
 def on_path(path: Path, of: Items) -> tuple[Any, Array, Array]:
     """A path's length without layers, s, and what a dense or an MoE layer of each stage adds to it, (…, stage), s.
 
     ``path``: one, or many stacked.
     """
-    outside = path.transfers * of.delay + of.transfer * (path.forward.sum(axis=-1) + path.backward.sum(axis=-1))
-    for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
-        outside = outside + path.forward[..., stage] * there + path.backward[..., stage] * back
     dense, moe = (path.forward * there + path.backward * back for there, back in (of.dense, of.moe))
-    return outside, dense, moe
+    return without_layers(path, of), dense, moe
 
 
 def kinds(p: Instance) -> dict[str, int]:

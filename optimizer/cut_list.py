@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,8 +11,9 @@ import numpy as np
 from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
 from parsolve.objectives.schedule import Path
+from parsolve.objectives.step_time import Items
 from parsolve.optimizer.cut_caps import Domains, at_least, domains, others
-from parsolve.optimizer.cut_forms import SLACK, Contents, Forms, Row, cheapest, cost_at, fixed, is_legal, on_path
+from parsolve.optimizer.cut_forms import SLACK, Contents, Form, Forms, Row, cheapest, cost_at, fixed, is_legal, on_path
 from parsolve.problem import Instance
 from parsolve.splits import RankCuts, moe_layers
 
@@ -39,15 +41,26 @@ class ShapeCuts:
 
     @staticmethod
     def of(
-        p: Instance, all_forms: Forms, values: Mapping[str, Array], most: Array, least: Array, to_beat: Array
+        p: Instance,
+        all_forms: Forms,
+        times: Items,
+        values: Mapping[str, Array],
+        most: Array,
+        least: Array,
+        to_beat: Array,
     ) -> ShapeCuts:
         """The cuts with which some of the rows may cost less than it has to beat, within its caps (row, rank)."""
-        domain = domains(p, all_forms, values, most, least)
-        if not all(len(cuts.total) for cuts in domain.options):
-            return ShapeCuts(domain, np.zeros(len(to_beat)), np.zeros((len(domain.options), 0), np.int32))
-        rest = _rest(p, all_forms, domain, len(to_beat))
-        patience = _patience(p, all_forms, values, to_beat - rest)
-        return ShapeCuts(domain, rest, _combined(domain, p.model.num_layers, patience))
+        rest = _rest(p, all_forms, most, least)
+        pipeline = next((form for form in all_forms.objective if form.name == PIPELINE), None)
+        room = None if pipeline is None else (to_beat - rest) / pipeline.weight
+        domain = domains(p, all_forms, times, values, most, least, room)
+        chosen: Array | None = np.zeros((len(domain.options), 0), np.int32)
+        if all(len(cuts.total) for cuts in domain.options):
+            patience = np.full((len(domain.options), p.model.num_layers + 1), math.inf)
+            if pipeline is not None and room is not None:
+                patience = _patience(p, pipeline, values, room)
+            chosen = _combined(domain, p.model.num_layers, patience)
+        return ShapeCuts(domain, rest, chosen)
 
     def of_row(self, i: int) -> Array:
         """(cut, stage) in model order: the listed cuts that one row may take."""
@@ -59,28 +72,26 @@ class ShapeCuts:
         return np.stack(sizes, axis=2).reshape(len(left), -1 if len(left) else 0)
 
 
-def _rest(p: Instance, all_forms: Forms, domain: Domains, size: int) -> Array:
+def _rest(p: Instance, all_forms: Forms, most: Array, least: Array) -> Array:
     """(row,) at least what all terms but the pipeline cost."""
-    totals = np.concatenate([cuts.total for cuts in domain.options])
-    low, high, pp = int(totals.min()), int(totals.max()), len(domain.options)
-    parts = [others(p, form, form.units, pp, low, high) for form in all_forms.objective if form.name != PIPELINE]
-    return np.asarray(sum(parts, np.zeros(size)))
+    low, high = int(least.min()), int(most.max())
+    terms = [form for form in all_forms.objective if form.name != PIPELINE]
+    return np.asarray(
+        sum((others(p, form, form.units, most.shape[1], low, high) for form in terms), np.zeros(len(most)))
+    )
 
 
-def _patience(p: Instance, all_forms: Forms, values: Mapping[str, Array], room: Array) -> Array:
+def _patience(p: Instance, pipeline: Form, values: Mapping[str, Array], room: Array) -> Array:
     """(rank, number) layers in first chunks of earlier ranks that a rank can wait for and still compute so many.
 
-    The most of any row, each with ``room`` (row,) for its pipeline; below zero: it cannot.
+    The most of any row, each with ``room`` (row,) for its pipeline, s; below zero: it cannot.
     """
     pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
-    pipeline = next((form for form in all_forms.objective if form.name == PIPELINE), None)
-    if pipeline is None:
-        return np.full((pp, layers + 1), np.inf)
     units = pipeline.units
     outside = fixed(units, pp, values["grad_acc"]) + (np.arange(pp) > 0) * units["embedding_ahead"][:, None]
     outside = outside + np.arange(pp) * units["hops_ahead"][:, None]
     busy = outside[:, :, None] + at_least(p, units, np.arange(layers + 1), pp, vpp)
-    left = (room / pipeline.weight * (1 + SLACK))[:, None, None] - busy
+    left = (room * (1 + SLACK))[:, None, None] - busy
     ahead = np.broadcast_to(cheapest(p, units, "_ahead")[:, None, None], left.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         patient = np.where(ahead > 0, np.floor(left / ahead + 1e-6), np.inf)

@@ -29,7 +29,9 @@ def solve(of: StageProblem, to_beat: float) -> Found | None:
     if not reach.possible[0]:
         return None
     row = Row.of(linear, items(of.p, of.values), of.values, 0)
-    options = ShapeCuts.of(of.p, linear, of.values, reach.most, reach.least, np.array([to_beat]))
+    options = ShapeCuts.of(
+        of.p, linear, items(of.p, of.values), of.values, reach.most, reach.least, np.array([to_beat])
+    )
     return best_cut(of.p, row, to_beat, Paths(), options, 0)
 
 
