@@ -38,8 +38,19 @@ MAX_STARTS = 150
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
-RISES = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
-"""Plans are looked for up to these multiples of the lowest bound first: near the bound, cuts are few."""
+CLOSE = 1.01
+"""Plans are looked for near the lowest bound first, where cuts are few: half way to the last key, and half of the rest
+until so close to it."""
+RISES = (1.1, 1.3, 1.6, 2.0, 3.0)
+"""The same, as multiples of the lowest bound, while nothing is listed."""
+
+
+def _nearer(goal: float, last: float, bound: float) -> float:
+    """The cost up to which plans are looked for next; ``last``: of interest."""
+    if last == math.inf:
+        return next((bound * rise for rise in RISES if bound * rise > goal), math.inf)
+    middle = (goal + last) / 2
+    return middle if middle * CLOSE < last else last
 
 
 class AnyCut:
@@ -70,13 +81,12 @@ class AnyCut:
             return True
         rows = Open(self.p, self.search.best, table, limit)
         self._start(rows)
-        for rise in (*RISES, math.inf):
-            goal = float(rows.bound[0]) * rise
-            rows.aim(min(limit, goal))
+        goal = float(rows.bound[0])
+        while goal < (last := min(limit, self.search.best.worst)):
+            goal = _nearer(goal, last, float(rows.bound[0]))
+            rows.aim(goal)
             if not self._up_to_aim(rows):
                 return False
-            if goal >= min(limit, self.search.best.worst):
-                break
         return True
 
     def _up_to_aim(self, rows: Open) -> bool:
@@ -137,6 +147,8 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
     return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
 
 
+STEPS = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
+"""Where a configuration's cuts are too many, those up to these multiples of its bound are looked at first."""
 STALE = 1e-2
 """The cuts that a row may take are looked at again when what it has to beat has fallen by this share, or risen."""
 
@@ -199,7 +211,7 @@ class Candidates:
 
     def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
         """The same for one row, from values to beat a little above its bound up to what it has to beat."""
-        guesses = np.unique(np.minimum(self.bound[i] * np.array([*RISES, math.inf]), self.beat[i]))
+        guesses = np.unique(np.minimum(self.bound[i] * np.array([*STEPS, math.inf]), self.beat[i]))
         group = self._group(np.full(len(guesses), i), guesses)
         for k, guess in enumerate(group.beat.tolist()):
             yield guess, group.cuts(self.p, slice(k, k + 1))

@@ -21,7 +21,7 @@ from parsolve.optimizer.cut_model import CutModel
 from parsolve.problem import Instance
 from parsolve.splits import Layers, from_model_order
 
-AT_ONCE = 64
+AT_ONCE = 32
 """Known paths that a list of cuts is held against at once."""
 
 
@@ -95,8 +95,8 @@ def _master(p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts
     known = paths.of(row.shape)
     if cuts.chosen is not None:
         master = CutList(p, row, to_beat, cuts, i)
-        for start in range(0, len(known.transfers), AT_ONCE):
-            master.add_paths(Path(*(column[start : start + AT_ONCE] for column in known)))
+        for end in range(len(known.transfers), 0, -AT_ONCE):  # the last met exclude most
+            master.add_paths(Path(*(column[max(0, end - AT_ONCE) : end] for column in known)))
             if not len(master.length):
                 return None
         return master
