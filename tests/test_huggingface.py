@@ -527,6 +527,38 @@ def test_ties_of_a_multimodal_file() -> None:
     assert "disagrees" in str(refusal({**data, "text_config": inner}, text_only=True, tie_word_embeddings=False))
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "outer", "inner", "tied"),
+    [
+        ("mistral3", "4.50.0.dev0", None, None, False),  # Mistral Small 3.1: the text part's class decides
+        ("mistral3", "5.24.0", None, None, True),  # the class of the whole decides
+        ("mistral3", "5.24.0", True, False, True),
+        ("mistral3", "4.50.0", None, True, True),
+        ("mistral3", "5.24.0", None, True, True),
+        ("internvl", "4.52.0", None, None, False),
+        ("kimi_k25", "5.24.0", None, None, True),
+        ("some_vlm", "4.40.0", None, None, False),
+        ("some_vlm", "5.0.0", None, True, True),
+        ("llava", None, None, None, False),
+        ("mistral3", None, None, None, None),
+        ("mistral3", "5.24.0", None, False, None),
+        ("mistral3", "4.50.0", True, False, None),
+        ("mistral3", "5.24.0", False, True, None),
+        ("some_vlm", "5.0.0", None, None, None),
+    ],
+)
+def test_which_level_says_whether_embeddings_are_tied(
+    kind: str, version: str | None, outer: bool | None, inner: bool | None, tied: bool | None
+) -> None:
+    """What the configuration classes of transformers 5.24.0 made of each; None: nobody can say, so it is refused."""
+    text = {**LLAMA, "tie_word_embeddings": inner}
+    data = {"model_type": kind, "transformers_version": version, "tie_word_embeddings": outer, "text_config": text}
+    if tied is None:
+        assert "tie_word_embeddings" in str(refusal(data, text_only=True))
+    else:
+        assert read(data, text_only=True).tied_embeddings is tied
+
+
 def test_both_levels_must_agree() -> None:
     data = {"model_type": "qwen2_5_vl", "tie_word_embeddings": False, "text_config": {**LLAMA, "model_type": "qwen2"}}
     assert "text_config.hidden_size" in str(refusal(data, text_only=True, hidden_size=128))
