@@ -1,8 +1,8 @@
 """Reading config.json: exact counts against the real model code, every trap refused with a reason, nothing guessed.
 
 ``data/huggingface_cases.jsonl`` holds, a line each, a configuration and the number of parameters that the model code of
-transformers 5.24.0 creates for it (built on the meta device; tied weights once): each family's class defaults, and
-small models with its switches thrown both ways.
+transformers 5.24.0 creates for it (built on the meta device; tied weights once): each family's class defaults,
+small models with its switches thrown both ways, and published shapes with the keys that their files carry along.
 """
 
 from __future__ import annotations
@@ -355,6 +355,12 @@ def test_a_key_that_the_family_does_not_read_but_that_shapes_is_refused(key: str
     assert read(LLAMA, **{key: False}).num_params == read(LLAMA).num_params
 
 
+def test_activations_that_mean_the_same() -> None:
+    assert read(LLAMA, hidden_act="silu", activation="swiglu").activation == "silu"
+    assert read(LLAMA, activation="gelu_new", hidden_act="gelu_pytorch_tanh").activation == "gelu"
+    assert "two activations" in str(refusal(LLAMA, activation="gelu", hidden_act="silu"))
+
+
 def test_harmless_and_quantised_files() -> None:
     model = read(LLAMA, quantization_config={"bits": 4}, attention_dropout=0.1, architectures=["LlamaForCausalLM"])
     assert model.num_params == read(LLAMA).num_params
@@ -512,6 +518,19 @@ def test_names_of_the_text_part(key: str) -> None:
     data = {"model_type": "some_vlm", "tie_word_embeddings": True, key: LLAMA}
     assert read(data, text_only=True).tied_embeddings
     assert f"{key}.hidden_size" in str(refusal({**data, key: without(LLAMA, "hidden_size")}, text_only=True))
+
+
+def test_types_of_the_text_part_of_the_thinker() -> None:
+    """Counts of the text models of transformers 5.24.0, which hold no head: as with tied embeddings."""
+    shape = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    shape |= {"vocab_size": 1024, "tie_word_embeddings": True}
+    dense = {**shape, "model_type": "qwen2_5_omni_text", "intermediate_size": 1000}
+    data = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": dense}}
+    assert read(data, text_only=True).num_params == 9_297_408
+    moe = {**shape, "model_type": "qwen3_omni_moe_text", "num_experts": 128, "num_experts_per_tok": 8}
+    moe |= {"moe_intermediate_size": 768, "intermediate_size": 1000}
+    data = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": moe}}
+    assert read(data, text_only=True).num_params == 607_392_768
 
 
 def test_text_part_below_the_thinker() -> None:

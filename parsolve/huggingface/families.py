@@ -411,6 +411,8 @@ ALIASES: dict[str, tuple[str, Mapping[str, object]]] = {
     "qwen2_5_vl_text": ("qwen2", NOTHING),
     "qwen3_vl_text": ("qwen3", NOTHING),
     "qwen3_vl_moe_text": ("qwen3_moe", NOTHING),
+    "qwen2_5_omni_text": ("qwen2", NOTHING),
+    "qwen3_omni_moe_text": ("qwen3_moe", NOTHING),
     "glm4v_moe_text": ("glm4_moe", NOTHING),
 }
 
