@@ -86,6 +86,7 @@ def read_deepspeed(
         "precision": _precision(data, given),
         "optimizer": _optimizer(data, source),
         "shard_group": _second_copy(zero, config["zero"], dp, source),
+        "zero_quantized": _quantized(zero, config["zero"], source),
     }
     notes = _notes(data, zero)
     if AUTO in (data.get(BATCH), data.get(MICRO), data.get(STEPS)):
@@ -170,6 +171,19 @@ def _second_copy(zero: dict[str, Any], stage: int | None, dp: int, source: str) 
     return size if stage == 3 and 1 < size < dp else None
 
 
+def _quantized(zero: dict[str, Any], stage: int | None, source: str) -> str | None:
+    """What ZeRO++ sends quantised; the other stages do not look at the keys."""
+    found = []
+    for what in ("weights", "gradients"):
+        value = zero.get(f"zero_quantized_{what}", False)
+        if not isinstance(value, bool):
+            raise SpecError(
+                f"{value!r} is neither true nor false", f"{source}: zero_optimization.zero_quantized_{what}"
+            )
+        found += [what] if value and stage == 3 else []
+    return "both" if len(found) == 2 else found[0] if found else None
+
+
 def _optimizer(data: dict[str, Any], source: str) -> str:
     section = data.get("optimizer", {})
     name = str(section.get("type", "adam")) if isinstance(section, dict) else "adam"
@@ -203,6 +217,14 @@ def _removed(data: dict[str, Any]) -> list[Violation]:
         Violation("removed_key", f"DeepSpeed 0.19 refuses the key zero_optimization.{key}", {})
         for key in sorted(REMOVED_ZERO & set(zero if isinstance(zero, dict) else ()))
     ]
+    if isinstance(zero, dict) and zero.get("zero_quantized_gradients") is True and zero.get("stage") == 3:
+        half = _on(data, "fp16") or data.get("communication_data_type") in ("fp16", "float16", "half")
+        if not half:
+            text = (
+                "zero_quantized_gradients: DeepSpeed's kernel takes the bits of bf16 gradients for fp16; set "
+                "communication_data_type to fp16"
+            )
+            faults.append(Violation("quantized_gradients", text, {}))
     certain = [any(_on(data, k) and not _is_auto(data, k) for k in keys) for keys in (("fp16",), ("bf16", "bfloat16"))]
     if all(certain):
         faults.append(Violation("one_precision", "fp16 and bf16 exclude each other", {}))

@@ -64,10 +64,20 @@ def show(
 
 
 def hint_at_groups(problem: Problem, plan: Plan, output: Output) -> None:
-    """Say so where sharding inside a fast domain alone would make a plan faster."""
-    from parsolve.shard_hint import better_group
+    """Say so where sharding inside a fast domain alone, or quantised traffic, would make a plan faster."""
+    from parsolve.shard_hint import better_group, better_quantized
 
-    found = None if output.quiet or plan.estimate is None else better_group(problem, plan.config)
+    if output.quiet or plan.estimate is None:
+        return
+    found = better_group(problem, plan.config)
+    quantized = better_quantized(problem, plan.config)
+    if quantized is not None:
+        what, other = quantized
+        output.note(
+            "hint",
+            f"with --zero-quantized {what} (ZeRO++: rounds what is sent, which may cost accuracy) plan {plan.rank} "
+            f"would take {seconds(other.step_time_s)} a step",
+        )
     if found is not None:
         group, other = found
         output.note(
