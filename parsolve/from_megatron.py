@@ -245,6 +245,8 @@ def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
         counts = layout_counts(layout)
         if len(counts) % pp:
             raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
+        if sum(counts) != num_layers:
+            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", "--pipeline-model-parallel-layout")
         return {"vpp": len(counts) // pp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
     vpp = command.number("--num-virtual-stages-per-pipeline-rank", 1)
     size = command.number("--num-layers-per-virtual-pipeline-stage", 0)

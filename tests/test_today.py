@@ -166,6 +166,49 @@ def test_deepspeed_faults(content: dict[str, object], rule: str, tmp_path: Path)
     assert rule in [v.rule for v in read_deepspeed(str(file), problem().cluster, {}).violations]
 
 
+DEEPSPEED: dict[str, object] = {"train_batch_size": 64, "bf16": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization: stage"),
+        ({"zero_optimization": {"stage": "three"}}, "zero_optimization: stage"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": "8"}}, "zero_hpz_partition_size"),
+        ({"train_batch_size": 0}, "train_batch_size"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
+        ({"tensor_parallel": {"autotp_size": "2"}}, "tensor_parallel: autotp_size"),
+        ({"fp16": True}, "fp16"),
+        ({"bf16": {"enabled": "yes"}}, "bf16: enabled"),
+    ],
+)
+def test_deepspeed_values_that_cannot_be_read(changes: dict[str, object], place: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**DEEPSPEED, **changes}))
+    with pytest.raises(SpecError) as caught:
+        read_deepspeed(str(file), problem().cluster, {})
+    assert str(file) in str(caught.value) and place in str(caught.value)
+
+
+def test_the_command_line_and_the_deepspeed_file_must_agree(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": {"stage": 2}}))
+    for axes in ({"zero": 3}, {"mbs": 2}, {"grad_acc": 2}):
+        with pytest.raises(SpecError, match="--config says"):
+            read_deepspeed(str(file), problem().cluster, axes)
+    words = ("h100-sxm:2x8", "llama2-7b", "--seq-len", "4096", "--from-deepspeed", str(file))
+    code, out, _ = run(*words, "--config", "recompute=full,zero=2", "--json")
+    assert (code, json.loads(out)["plans"][0]["config"]["recompute"]) == (0, "full")
+    code, _, err = run(*words, "--from-megatron", PLAIN)
+    assert code == 2 and "only one of" in err
+
+
+def test_a_layout_of_another_number_of_layers_is_called_by_its_option() -> None:
+    line = PLAIN + " --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*2|t*99L'"
+    code, _, err = run("h100-sxm:1x8", "--from-megatron", line)
+    assert code == 2 and "--pipeline-model-parallel-layout: has 101 layers" in err
+
+
 AUTO = {
     **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
     **{name: {"enabled": "auto"} for name in ("fp16", "bf16")},
