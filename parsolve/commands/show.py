@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parsolve.commands.output import Output
-from parsolve.errors import NotExpressibleError, SpecError
+from parsolve.errors import NotExpressibleError
 from parsolve.render import words
 from parsolve.render.text import seconds
 
@@ -108,10 +108,6 @@ def _launch(
     name, step = data["problem"]["model"]["name"], plan["estimate"]["step_time_s"] if plan["estimate"] else None
     about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {words.config_text(plan['config'])}"
     place = _place(data) if slurm else None
-    if slurm and output.format == "deepspeed":
-        raise SpecError(
-            "DeepSpeed's launcher reaches the hosts by ssh from one of them: run its command there", "--slurm"
-        )
     write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, place)
 
 
