@@ -122,6 +122,15 @@ LAUNCHERS = frozenset(
         *("srun", "sbatch", "mpirun", "mpiexec", "docker", "singularity", "apptainer", "enroot", "nsys", "numactl"),
     }
 )
+OF_LAUNCHERS = frozenset(
+    {
+        *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts", "--local-addr"),
+        *("--monitor-interval", "--redirects", "--num-nodes", "--num-gpus", "--hostfile"),
+    }
+)
+"""Options of torchrun and deepspeed that Megatron-LM does not have: theirs even in an array before the launcher's name.
+Both take underscores too."""
 ENDS = re.compile(r"[|&;]+|\d?>{1,2}.*|&>.*|<.*|2>&1")
 QUIET = frozenset(
     {")", "(", "export", "exec", "python", "python3", "-m", "-u", "cd", "source", "$", "then", "fi", "do", "done"}
@@ -144,8 +153,9 @@ def _sorted(words: list[str], where: str) -> Command:
             current = None
         elif word.startswith("--"):
             name, equals, value = word.rstrip(")").partition("=")
-            table = command.launcher if in_launcher else command.options
-            name = name.replace("_", "-") if in_launcher else name
+            theirs = in_launcher or name.replace("_", "-") in OF_LAUNCHERS
+            table = command.launcher if theirs else command.options
+            name = name.replace("_", "-") if theirs else name
             current = [value] if equals else []
             if name in table:
                 again.append((table, name, table[name]))

@@ -166,6 +166,36 @@ def test_deepspeed_faults(content: dict[str, object], rule: str, tmp_path: Path)
     assert rule in [v.rule for v in read_deepspeed(str(file), problem().cluster, {}).violations]
 
 
+def test_options_of_torchrun_in_an_array_are_torchruns(tmp_path: Path) -> None:
+    """As NVIDIA's example scripts have them: named with underscores, before the launcher's name."""
+    file = tmp_path / "train.sh"
+    arrays = "D=(\n --nproc_per_node 8\n --nnodes 2\n --node_rank 0\n --master_addr localhost --master_port 6000\n)\n"
+    file.write_text(f"{arrays}M=(\n{PLAIN}\n)\ntorchrun ${{D[@]}} pretrain_gpt.py ${{M[@]}}\n")
+    code, _, err = run("h100-sxm:2x8", "--from-megatron", str(file))
+    assert code in (0, 1) and "not understood" not in err
+    code, _, err = run("h100-sxm:4x8", "--from-megatron", str(file))
+    assert code == 2 and "2*8 = 16 processes" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [("", 4), (" --grad-reduce-in-bf16", 2), (" --fp16", 2), (" --fp16 --accumulate-allreduce-grads-in-fp32", 4)],
+)
+def test_bytes_of_a_gradient(more: str, size: int) -> None:
+    line = (PLAIN.replace(" --bf16", "") if "fp16" in more else PLAIN) + more
+    code, out, err = run("h100-sxm:1x8", "--from-megatron", line, "--json", "--better")
+    data = json.loads(out)
+    assert code in (0, 1) and "not understood" not in err
+    held = data["plans"][0]["estimate"]["memory_bytes"]["gradients"]
+    assert held == pytest.approx(size * data["problem"]["model"]["num_params"], rel=1e-3)  # and the padded vocabulary
+    assert data["problem"]["workload"]["gradient_bytes"] in (None, size)
+
+
+def test_a_growing_batch_is_said() -> None:
+    _, _, err = run("h100-sxm:1x8", "--from-megatron", PLAIN + " --rampup-batch-size 16 16 5859375 --decoupled-lr 5e-4")
+    assert "--rampup-batch-size: the estimate is for the batch" in err and "not understood" not in err
+
+
 DEEPSPEED: dict[str, object] = {"train_batch_size": 64, "bf16": {"enabled": True}}
 
 
