@@ -436,6 +436,8 @@ def test_rotary_base_old_and_new_style() -> None:
     assert read(LLAMA, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).rope_base == 5e5
     assert read(GEMMA3_270M, rope_parameters={"full_attention": {"rope_theta": 7e5}}).rope_base == 7e5
     assert read(LLAMA, partial_rotary_factor=0.5).rope_fraction == 0.5
+    new_style = {"rope_theta": 10000.0, "rope_type": "default"}  # written beside it since transformers 5, and not read
+    assert read(DBRX, rope_parameters=new_style).rope_base == read(DBRX).rope_base == 5e5
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------

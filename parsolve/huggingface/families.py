@@ -350,6 +350,7 @@ FAMILIES: dict[str, Family] = {
         head_dim="derived",
         fixed={"norm": "layer"},
         experts=Experts("ffn_config.ffn_hidden_size"),
+        extra=lambda c, m: {"rope_base": c.number("attn_config.rope_theta", 10000.0)},
     ),
     "ernie4_5_moe": Family(
         tied=True,

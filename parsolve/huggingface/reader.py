@@ -38,7 +38,6 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "rotary_emb_base",
         "rope_parameters.rope_theta",
         "rope_parameters.full_attention.rope_theta",
-        "attn_config.rope_theta",
     ),
     "rope_fraction": (
         "partial_rotary_factor",
