@@ -57,7 +57,7 @@ class DeepSpeedLauncher:
             if env:
                 files[ENVIRONMENT_FILE] = "".join(f"{name}={value}\n" for name, value in env.items())
         argv += ["--num_gpus", str(processes), script, *args.words]
-        return Launch(env, argv, files, args.notes, content)
+        return Launch(env, argv, files, args.notes, content, completed=frozenset({HOST_FILE}))
 
 
 def is_hugging_face(problem: Problem, config: Config) -> bool:
