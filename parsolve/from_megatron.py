@@ -43,7 +43,7 @@ WITHOUT_EFFECT = re.compile(
     r"|tokenizer|vocab-file|merge-file|train-samples|num-workers|dist|distributed-timeout|timing|no-load|no-save|ckpt"
     r"|attention-dropout|hidden-dropout|no-masked|no-bias|bias-|no-rope-fusion|use-mcore|transformer-impl|async|finetune"
     r"|override|use-checkpoint|manual-gc|no-create|attention-softmax|attention-backend|moe-aux|moe-z-loss|start-weight"
-    r"|end-weight|no-gradient-accumulation|no-check|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty"
+    r"|end-weight|no-gradient-accumulation|no-(check|ckpt)|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty"
     r"|apply-layernorm-1p|decoupled-|tiktoken-|no-mmap|fp8-(amax|margin|interval)|eod-mask|reset-|loss-scale|hysteresis"
     r"|(initial|min)-loss-scale|rotary-interleaved|(use-rope|rope|rotary)-scaling|yarn-|mscale|no-position-embedding"
     r"|moe-router-(bias-update|topk-scaling|force)|moe-per-layer|nccl-communicator|non-persistent|object-storage"

@@ -93,7 +93,10 @@ def source_is_table(text: str, where: str) -> bool:
 
 
 def _from_table(text: str, where: str) -> Command:
-    """Options from a table of keys, nested or not: ``--num-layers: 32``, ``num_layers: 32``, true for a switch."""
+    """Options from a table of keys, nested or not: ``--num-layers: 32``, ``num_layers: 32``, true for a switch.
+
+    Keys in capitals are a test recipe's own (``TEST_TYPE``, ``METRICS``).
+    """
     from parsolve.files import read_file
 
     command = Command()
@@ -105,7 +108,7 @@ def _from_table(text: str, where: str) -> Command:
                     command.env.update({str(name): str(content) for name, content in value.items()})
                 else:
                     add(value)
-            elif value is not None and value is not False:
+            elif value is not None and value is not False and not str(key).isupper():
                 name = "--" + str(key).lstrip("-").replace("_", "-")
                 values = value if isinstance(value, list) else [] if value is True else [value]
                 command.options[name] = [word for item in values for word in str(item).split()]
