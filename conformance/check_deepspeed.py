@@ -57,6 +57,10 @@ def check(plan: dict[str, Any]) -> None:
     forks.expect("grad_acc", read.gradient_accumulation_steps, config["grad_acc"])
     hpz = plan["shard_group"] if plan["shard_copies"] > 1 else 1
     forks.expect("ranks of the second copy", read.zero_config.zero_hpz_partition_size, hpz)
+    quantized = plan["zero_quantized"]
+    for what in ("weights", "gradients"):
+        seen = getattr(read.zero_config, f"zero_quantized_{what}")
+        forks.expect(f"quantised {what}", seen, quantized in (what, "both"))
     forks.expect("zero", int(read.zero_optimization_stage), config["zero"])
 
 

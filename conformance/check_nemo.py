@@ -24,6 +24,7 @@ settings = importlib.import_module("megatron.bridge.training.config")
 overriding = importlib.import_module("megatron.bridge.training.utils.omegaconf_utils")
 recipe = importlib.import_module("megatron.bridge.recipes.gpt.vanilla_gpt")
 latent = importlib.import_module("megatron.bridge.models.mla_provider")
+groups = importlib.import_module("megatron.core.parallel_state")
 block = importlib.import_module("megatron.core.transformer.transformer_block")
 
 
@@ -60,7 +61,26 @@ def check(plan: dict[str, Any]) -> None:
         forks.expect(name, value, config[name])
     forks.expect("copies of the shards", container.ddp.num_distributed_optimizer_instances, plan["shard_copies"])
     forks.expect("the distributed optimizer", container.ddp.use_distributed_optimizer, config["zero"] >= 1)
+    _groups(container, config)
     _cut(model, config)
+
+
+def _groups(container: Any, config: dict[str, Any]) -> None:
+    """Megatron-Core's process groups as Megatron-Bridge's initialize.py makes them."""
+    model = container.model
+    groups.initialize_model_parallel(
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.virtual_pipeline_model_parallel_size,
+        context_parallel_size=model.context_parallel_size,
+        expert_model_parallel_size=model.expert_model_parallel_size,
+        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=container.ddp.num_distributed_optimizer_instances,
+        create_gloo_process_groups=False,
+    )
+    forks.expect("the data-parallel group", groups.get_data_parallel_world_size(), config["dp"])
+    if model.num_moe_experts:
+        forks.expect("the expert-data-parallel group", groups.get_expert_data_parallel_world_size(), config["edp"])
 
 
 def _cut(model: Any, config: dict[str, Any]) -> None:

@@ -55,6 +55,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
             sequence_parallel=rng.choice((None, None, False)) if framework != "deepspeed" else rng.choice((None, True)),
             train_tokens=rng.choice((None, 10**12)),
             shard_group=rng.choice((None, None, None, 2, 4, 8)),
+            zero_quantized=rng.choice((None, "weights", "gradients", "both")) if framework == "deepspeed" else None,
             without={"memory"},
         )
     except parsolve.ParsolveError:
@@ -149,6 +150,7 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
             "config": config.to_json(),
             "shard_copies": shard_copies(problem, config),
             "shard_group": problem.workload.shard_group,
+            "zero_quantized": problem.workload.zero_quantized,
             "params": problem.model.num_params,
             "per_stage": per_stage(problem, config),
         }

@@ -111,6 +111,18 @@ def secondary_partition(p: Instance, *, tp: Any, cp: Any, zero: Any) -> Any:
     return (np.asarray(zero) == 3) & (tp == 1) & (cp == 1)
 
 
+@rule(
+    "zero={zero}, tp={tp}, cp={cp} with quantised {p.workload.zero_quantized}: ZeRO++ quantises the traffic of ZeRO-3, "
+    "with tp=cp=1",
+    frameworks=("deepspeed",),
+    needs="zero_quantized",
+    source="DeepSpeed runtime/zero/stage3.py; comm/coalesced_collectives.py: all_to_all_quant_reduce over all ranks",
+)
+def quantised_traffic(p: Instance, *, tp: Any, cp: Any, zero: Any) -> Any:
+    """Quantised traffic is a part of ZeRO-3 data parallelism."""
+    return (np.asarray(zero) == 3) & (tp == 1) & (cp == 1)
+
+
 RULES = (
     zero_stage,
     zero_needs_shards,
@@ -122,4 +134,5 @@ RULES = (
     shard_group_holds_experts,
     optimizer_instances,
     secondary_partition,
+    quantised_traffic,
 )

@@ -2,7 +2,7 @@
 
 Under shard groups the same bytes pass inside a group, and what each rank keeps of the gradients is reduced over the
 groups as often: an all-reduce of a 1/N share. DeepSpeed gathers over all ranks in the forward pass and inside a group
-in the backward pass.
+in the backward pass. ZeRO++'s quantised traffic is in ``quantized_comm``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from parsolve.functions import Term, term
 from parsolve.objectives import parameters
 from parsolve.objectives.network import pass_time
+from parsolve.objectives.quantized_comm import gathered_bytes, quantized_time, quantizes
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
 
@@ -34,10 +35,12 @@ def _step_bytes(p: Instance, zero: Any) -> Any:
 def _microbatch_bytes(p: Instance, zero: Any) -> Any:
     """Bytes per parameter through one ring pass, every microbatch.
 
-    ZeRO-2: reduce-scatter of gradients; 3: also an all-gather of weights in forward and in backward.
+    ZeRO-2: reduce-scatter of gradients; 3: also an all-gather of weights in forward and in backward. Quantised
+    gradients go another way than this ring.
     """
     gradients = p.reduction_bytes
-    return np.select([zero == 2, zero == 3], [gradients, gradients + 2 * WEIGHT_BYTES], 0.0)
+    of_3 = 0.0 if quantizes(p, "gradients") else gradients
+    return np.select([zero == 2, zero == 3], [gradients, of_3 + 2 * gathered_bytes(p)], 0.0)
 
 
 def _across_bytes(p: Instance, zero: Any, per_microbatch: bool) -> Any:
@@ -58,7 +61,7 @@ def _sharded_time(
         return pass_time(p, group, stride, params * inside)
     if second_copy(p):
         held = (zero == 3) & (np.asarray(ranks) > p.workload.shard_group)
-        near = np.where(held & per_microbatch, WEIGHT_BYTES, 0.0)  # gathered again from the copy in the group
+        near = np.where(held & per_microbatch, gathered_bytes(p), 0.0)  # gathered again from the copy in the group
         copy = pass_time(p, np.minimum(ranks, p.workload.shard_group), stride, params * near)
         return pass_time(p, ranks, stride, params * (inside - near)) + np.where(near > 0, copy, 0.0)
     across = _across_bytes(p, zero, per_microbatch)
@@ -73,7 +76,9 @@ def _dense(name: str, params: Callable[[Instance, Any], Any], what: str) -> tupl
         return _sharded_time(p, shards, group_size(p, shards, zero), tp, params(p, tp), zero)
 
     def per_microbatch(p: Instance, *, tp: Any, shards: Any, zero: Any, grad_acc: Any) -> Any:
-        return grad_acc * _sharded_time(p, shards, group_size(p, shards, zero), tp, params(p, tp), zero, True)
+        held = params(p, tp)
+        rings = _sharded_time(p, shards, group_size(p, shards, zero), tp, held, zero, True)
+        return grad_acc * (rings + quantized_time(p, shards, held, zero))
 
     per_step.__doc__ = f"Data-parallel traffic of {what} once per step over dp*cp ranks, s."
     per_microbatch.__doc__ = f"Data-parallel traffic of {what} of all microbatches (ZeRO-2 and 3), s."

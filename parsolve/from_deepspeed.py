@@ -69,23 +69,27 @@ def read_deepspeed(
     zero = data.get("zero_optimization", {})
     if not isinstance(zero, dict):
         raise SpecError("must be an object", f"{source}: zero_optimization")
+    _check_precision(data, source)
     config = _axes(data, axes, source)
     size = 1
     for axis in ("tp", "pp", "cp"):
         size *= config.get(axis, 1)
     dp = max(1, cluster.num_gpus // size)
     gbs, mbs, steps, faults = _batch(data, dp, source, {**given, **axes})
-    config |= {
-        "mbs": mbs,
-        "grad_acc": steps,
-        "zero": _whole(zero, "stage", source, 0) if dp * config.get("cp", 1) > 1 else 0,
-    }
+    stage = _whole(zero, "stage", f"{source}: zero_optimization", 0) or 0
+    if stage > 3:
+        raise SpecError(f"{stage} is not a ZeRO stage; 0, 1, 2 and 3 are", f"{source}: zero_optimization: stage")
+    read = {"mbs": mbs, "grad_acc": steps, "zero": stage if dp * config.get("cp", 1) > 1 else 0}
+    for axis, value in read.items():
+        if config.setdefault(axis, value) != value:
+            raise SpecError(f"--config says {axis}={config[axis]}, the file {value}", source)
     fields = {
         "gbs": gbs,
         "framework": "deepspeed",
         "precision": _precision(data, given),
         "optimizer": _optimizer(data, source),
         "shard_group": _second_copy(zero, config["zero"], dp, source),
+        "zero_quantized": _quantized(zero, config["zero"], source),
     }
     notes = _notes(data, zero)
     if AUTO in (data.get(BATCH), data.get(MICRO), data.get(STEPS)):
@@ -93,20 +97,20 @@ def read_deepspeed(
     return Today(None, fields, config, notes, _slow(zero, dp), [*faults, *_removed(data)])
 
 
-def _whole(data: dict[str, Any], key: str, source: str, default: int | None = None) -> int | None:
+def _whole(data: dict[str, Any], key: str, source: str, default: int | None = None, minimum: int = 0) -> int | None:
     value = data.get(key, default)
     if value == AUTO:
         raise SpecError("is 'auto', which only transformers fills in: write the number", f"{source}: {key}")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise SpecError(f"{value!r} is not a whole number", f"{source}: {key}")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+        raise SpecError(f"{value!r} is not a whole number from {minimum} up", f"{source}: {key}")
     return value
 
 
 def _axes(data: dict[str, Any], axes: dict[str, int], source: str) -> dict[str, Any]:
     config: dict[str, Any] = dict(axes)
     section = data.get("tensor_parallel", {})
-    tp = _whole(section, "autotp_size", source) if isinstance(section, dict) else None
-    cp = _whole(data, "sequence_parallel_size", source)
+    tp = _whole(section, "autotp_size", f"{source}: tensor_parallel") if isinstance(section, dict) else None
+    cp = _whole(data, "sequence_parallel_size", source, minimum=1)
     for axis, value in (("tp", tp), ("cp", cp)):
         if value and config.setdefault(axis, value) != value:
             raise SpecError(f"--config says {axis}={config[axis]}, the file {value}", source)
@@ -122,7 +126,8 @@ def _batch(
     """
     names = {BATCH: "gbs", MICRO: "mbs", STEPS: "grad_acc"}
     gbs, mbs, steps = (
-        given.get(name) if data.get(key) == AUTO else _whole(data, key, source) for key, name in names.items()
+        given.get(name) if data.get(key) == AUTO else _whole(data, key, source, minimum=1)
+        for key, name in names.items()
     )
     if gbs is None and mbs is None and AUTO in (data.get(BATCH), data.get(MICRO)):
         raise SpecError(
@@ -146,6 +151,16 @@ def _batch(
     return gbs, mbs, steps, [Violation("batch_triple", text, {"gbs": gbs, "mbs": mbs, "grad_acc": steps, "dp": dp})]
 
 
+def _check_precision(data: dict[str, Any], source: str) -> None:
+    for key in ("fp16", "bf16", "bfloat16"):
+        section = data.get(key)
+        if section is not None and not isinstance(section, dict):
+            raise SpecError(f'must be an object such as {{"enabled": true}} (got {section!r})', f"{source}: {key}")
+        enabled = (section or {}).get("enabled", False)
+        if enabled != AUTO and not isinstance(enabled, bool):
+            raise SpecError(f"{enabled!r} is neither true nor false", f"{source}: {key}: enabled")
+
+
 def _on(data: dict[str, Any], *keys: str) -> bool:
     return any(isinstance(data.get(key), dict) and data[key].get("enabled") in (True, "auto") for key in keys)
 
@@ -166,8 +181,21 @@ def _precision(data: dict[str, Any], given: Mapping[str, Any]) -> str:
 
 def _second_copy(zero: dict[str, Any], stage: int | None, dp: int, source: str) -> int | None:
     """Ranks that share ZeRO++'s second copy of the weights."""
-    size = _whole(zero, "zero_hpz_partition_size", source, 1) or 1
+    size = _whole(zero, "zero_hpz_partition_size", f"{source}: zero_optimization", 1) or 1
     return size if stage == 3 and 1 < size < dp else None
+
+
+def _quantized(zero: dict[str, Any], stage: int | None, source: str) -> str | None:
+    """What ZeRO++ sends quantised; the other stages do not look at the keys."""
+    found = []
+    for what in ("weights", "gradients"):
+        value = zero.get(f"zero_quantized_{what}", False)
+        if not isinstance(value, bool):
+            raise SpecError(
+                f"{value!r} is neither true nor false", f"{source}: zero_optimization: zero_quantized_{what}"
+            )
+        found += [what] if value and stage == 3 else []
+    return "both" if len(found) == 2 else found[0] if found else None
 
 
 def _optimizer(data: dict[str, Any], source: str) -> str:
@@ -203,6 +231,14 @@ def _removed(data: dict[str, Any]) -> list[Violation]:
         Violation("removed_key", f"DeepSpeed 0.19 refuses the key zero_optimization.{key}", {})
         for key in sorted(REMOVED_ZERO & set(zero if isinstance(zero, dict) else ()))
     ]
+    if isinstance(zero, dict) and zero.get("zero_quantized_gradients") is True and zero.get("stage") == 3:
+        half = _on(data, "fp16") or data.get("communication_data_type") in ("fp16", "float16", "half")
+        if not half:
+            text = (
+                "zero_quantized_gradients: DeepSpeed's kernel takes the bits of bf16 gradients for fp16; set "
+                "communication_data_type to fp16"
+            )
+            faults.append(Violation("quantized_gradients", text, {}))
     certain = [any(_on(data, k) and not _is_auto(data, k) for k in keys) for keys in (("fp16",), ("bf16", "bfloat16"))]
     if all(certain):
         faults.append(Violation("one_precision", "fp16 and bf16 exclude each other", {}))

@@ -33,7 +33,8 @@ PLAN_OPTIONS = frozenset(
         *("--use-custom-fsdp", "--data-parallel-sharding-strategy", "--recompute-granularity"),
         *("--recompute-activations", "--recompute-method", "--recompute-num-layers", "--recompute-modules"),
         *("--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm", "--moe-token-dispatcher-type"),
-        "--num-distributed-optimizer-instances",
+        *("--num-distributed-optimizer-instances", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
+        "--rampup-batch-size",
         *("--train-iters", "--cp-comm-type", "--use-flash-attn", "--fp8-recipe", "--init-model-with-meta-device"),
     }
 )
@@ -42,7 +43,13 @@ WITHOUT_EFFECT = re.compile(
     r"|tokenizer|vocab-file|merge-file|train-samples|num-workers|dist|distributed-timeout|timing|no-load|no-save|ckpt"
     r"|attention-dropout|hidden-dropout|no-masked|no-bias|bias-|no-rope-fusion|use-mcore|transformer-impl|async|finetune"
     r"|override|use-checkpoint|manual-gc|no-create|attention-softmax|attention-backend|moe-aux|moe-z-loss|start-weight"
-    r"|end-weight|no-gradient-accumulation|no-check|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty)"
+    r"|end-weight|no-gradient-accumulation|no-(check|ckpt)|profile|legacy|cross-entropy|no-persist|rerun|calculate|empty"
+    r"|apply-layernorm-1p|decoupled-|tiktoken-|no-mmap|fp8-(amax|margin|interval)|eod-mask|reset-|loss-scale|hysteresis"
+    r"|(initial|min)-loss-scale|rotary-interleaved|(use-rope|rope|rotary)-scaling|yarn-|mscale|no-position-embedding"
+    r"|moe-router-(bias-update|topk-scaling|force)|moe-per-layer|nccl-communicator|non-persistent|object-storage"
+    r"|enable-experimental|(no-)?one-logger|trust-remote|(valid|train|test)-data|per-split|use-dist-ckpt|auto-detect"
+    r"|use-cpu-initialization|check-for-|use-persistent|null-tokenizer|skip-train|renormalize|num-dataset|te-rng"
+    r"|use-pytorch-profiler|record-|straggler|vocab-extra|full-validation|multiple-validation|pretrained-checkpoint)"
 )
 """Options about data, learning rate, logging, checkpoints and numerics: they do not change the plan."""
 
@@ -60,7 +67,7 @@ CLOSE = 0.9
 
 @dataclass(frozen=True)
 class Today:
-    """A command as read. ``fields`` are workload fields, ``config`` what ``--config`` takes."""
+    """A command as read: workload fields that have an option, those of the ``stack`` that have none, ``--config``."""
 
     model: Model | None
     fields: dict[str, Any]
@@ -68,6 +75,7 @@ class Today:
     notes: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
+    stack: dict[str, Any] = field(default_factory=dict)
 
 
 def read_megatron(source: str, cluster: Cluster, model: Model | None, version: tuple[int, ...]) -> Today:
@@ -110,17 +118,21 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         config["zero"] = 0  # nothing to shard over: the flag has no effect
     config["recompute"] = _recompute(command)
     config |= _cut(command, shape.num_layers, pp)
+    precision = _precision(command, notes)
     fields = {
         "seq_len": seq_len,
         "gbs": gbs,
         "framework": "megatron",
-        "precision": _precision(command, notes),
+        "precision": precision,
         "optimizer": _optimizer(command),
         "shard_group": _shard_group(command, dp * cp),
         "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
     }
     faults = [*_slip_faults(slips), *_environment_faults(command, cluster, config)]
-    return Today(None if model else shape, fields, config, notes, _slow(command, config, dp, shape), faults)
+    if command.has("--rampup-batch-size"):
+        notes.append(f"--rampup-batch-size: the estimate is for the batch of {gbs} that it ends with")
+    slow = _slow(command, config, dp, shape)
+    return Today(None if model else shape, fields, config, notes, slow, faults, _stack(command, precision))
 
 
 def _check_program(command: Command) -> None:
@@ -208,6 +220,16 @@ def _precision(command: Command, notes: list[str]) -> str:
     return "bf16"
 
 
+def _stack(command: Command, precision: str) -> dict[str, Any]:
+    """Bytes of a gradient: 4 with bf16 weights, unless told to reduce in bf16; 2 with fp16, unless told to add in fp32.
+
+    Source: megatron/training/arguments.py, accumulate_allreduce_grads_in_fp32.
+    """
+    if precision == "fp16":
+        return {"gradient_bytes": 4} if command.has("--accumulate-allreduce-grads-in-fp32") else {}
+    return {"gradient_bytes": 2} if command.has("--grad-reduce-in-bf16") else {}
+
+
 def _zero(command: Command, version: tuple[int, ...]) -> int:
     if command.has("--use-megatron-fsdp") or command.has("--use-custom-fsdp"):
         default = "optim_grads_params" if version >= (0, 18) else "no_shard"
@@ -245,6 +267,8 @@ def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
         counts = layout_counts(layout)
         if len(counts) % pp:
             raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
+        if sum(counts) != num_layers:
+            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", "--pipeline-model-parallel-layout")
         return {"vpp": len(counts) // pp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
     vpp = command.number("--num-virtual-stages-per-pipeline-rank", 1)
     size = command.number("--num-layers-per-virtual-pipeline-stage", 0)

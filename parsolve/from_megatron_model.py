@@ -95,7 +95,10 @@ def _vocabulary(command: Command, version: tuple[int, ...], notes: list[str]) ->
     if tokenizer == "GPT2BPETokenizer":
         notes.append(f"the vocabulary is taken to be GPT-2's {GPT2_VOCABULARY}")
         return GPT2_VOCABULARY
-    raise SpecError(f"the vocabulary comes from the tokenizer files ({tokenizer}): add --vocab-size", "--vocab-size")
+    raise SpecError(
+        f"the vocabulary comes from the tokenizer files ({tokenizer}): add --vocab-size to the line, or name the MODEL",
+        "--vocab-size",
+    )
 
 
 def _positions(command: Command) -> dict[str, Any]:

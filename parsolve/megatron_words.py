@@ -93,7 +93,10 @@ def source_is_table(text: str, where: str) -> bool:
 
 
 def _from_table(text: str, where: str) -> Command:
-    """Options from a table of keys, nested or not: ``--num-layers: 32``, ``num_layers: 32``, true for a switch."""
+    """Options from a table of keys, nested or not: ``--num-layers: 32``, ``num_layers: 32``, true for a switch.
+
+    Keys in capitals are a test recipe's own (``TEST_TYPE``, ``METRICS``).
+    """
     from parsolve.files import read_file
 
     command = Command()
@@ -105,7 +108,7 @@ def _from_table(text: str, where: str) -> Command:
                     command.env.update({str(name): str(content) for name, content in value.items()})
                 else:
                     add(value)
-            elif value is not None and value is not False:
+            elif value is not None and value is not False and not str(key).isupper():
                 name = "--" + str(key).lstrip("-").replace("_", "-")
                 values = value if isinstance(value, list) else [] if value is True else [value]
                 command.options[name] = [word for item in values for word in str(item).split()]
@@ -122,6 +125,15 @@ LAUNCHERS = frozenset(
         *("srun", "sbatch", "mpirun", "mpiexec", "docker", "singularity", "apptainer", "enroot", "nsys", "numactl"),
     }
 )
+OF_LAUNCHERS = frozenset(
+    {
+        *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts", "--local-addr"),
+        *("--monitor-interval", "--redirects", "--num-nodes", "--num-gpus", "--hostfile"),
+    }
+)
+"""Options of torchrun and deepspeed that Megatron-LM does not have: theirs even in an array before the launcher's name.
+Both take underscores too."""
 ENDS = re.compile(r"[|&;]+|\d?>{1,2}.*|&>.*|<.*|2>&1")
 QUIET = frozenset(
     {")", "(", "export", "exec", "python", "python3", "-m", "-u", "cd", "source", "$", "then", "fi", "do", "done"}
@@ -144,8 +156,9 @@ def _sorted(words: list[str], where: str) -> Command:
             current = None
         elif word.startswith("--"):
             name, equals, value = word.rstrip(")").partition("=")
-            table = command.launcher if in_launcher else command.options
-            name = name.replace("_", "-") if in_launcher else name
+            theirs = in_launcher or name.replace("_", "-") in OF_LAUNCHERS
+            table = command.launcher if theirs else command.options
+            name = name.replace("_", "-") if theirs else name
             current = [value] if equals else []
             if name in table:
                 again.append((table, name, table[name]))

@@ -331,6 +331,11 @@ def test_time_limit_before_any_plan() -> None:
         (["CLUSTER", "MODEL", "--gbs", "8", "-o", "/no/such/folder/plan.json"], "does not exist"),
         (["CLUSTER", "MODEL", "--gbs", "8", "-o", "/", "-f", "json"], "is a folder"),
         (["CLUSTER", "MODEL", "--gbs", "8", "--tp", "8"], "No such option"),
+        (["CLUSTER", "MODEL", "--gbs", "8", "--slurm"], "-f megatron"),
+        (["CLUSTER", "MODEL", "--gbs", "8", "--slurm", "--json"], "-f megatron"),
+        (["CLUSTER", "MODEL", "--gbs", "8", "--slurm", "-f", "deepspeed"], "ssh"),
+        (["CLUSTER", "MODEL", "--gbs", "8", "--json", "-f", "csv"], "only one of"),
+        (["CLUSTER", "MODEL", "--gbs", "8", "--zero-quantized", "both"], "DeepSpeed"),
     ],
 )
 def test_misuse_exits_2_and_says_how_to_mend_it(args: list[str], part: str, model: Path) -> None:

@@ -100,6 +100,7 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("shard_group_holds_experts", moe(framework="generic", shard_group=4), "zero=3,ep=4", "zero=3,ep=16"),
     ("optimizer_instances", dense(shard_group=4), "zero=1", "zero=3"),
     ("secondary_partition", dense(framework="deepspeed", shard_group=8), "zero=3", "zero=2"),
+    ("quantised_traffic", dense(framework="deepspeed", zero_quantized="both"), "zero=3", "zero=2"),
     ("context_in_shard_group", dense(framework="torchtitan", shard_group=2), "zero=3,cp=2", "zero=3,cp=4"),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]

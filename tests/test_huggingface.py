@@ -1,8 +1,8 @@
 """Reading config.json: exact counts against the real model code, every trap refused with a reason, nothing guessed.
 
 ``data/huggingface_cases.jsonl`` holds, a line each, a configuration and the number of parameters that the model code of
-transformers 5.24.0 creates for it (built on the meta device; tied weights once): each family's class defaults, and
-small models with its switches thrown both ways.
+transformers 5.24.0 creates for it (built on the meta device; tied weights once): each family's class defaults,
+small models with its switches thrown both ways, and published shapes with the keys that their files carry along.
 """
 
 from __future__ import annotations
@@ -355,6 +355,12 @@ def test_a_key_that_the_family_does_not_read_but_that_shapes_is_refused(key: str
     assert read(LLAMA, **{key: False}).num_params == read(LLAMA).num_params
 
 
+def test_activations_that_mean_the_same() -> None:
+    assert read(LLAMA, hidden_act="silu", activation="swiglu").activation == "silu"
+    assert read(LLAMA, activation="gelu_new", hidden_act="gelu_pytorch_tanh").activation == "gelu"
+    assert "two activations" in str(refusal(LLAMA, activation="gelu", hidden_act="silu"))
+
+
 def test_harmless_and_quantised_files() -> None:
     model = read(LLAMA, quantization_config={"bits": 4}, attention_dropout=0.1, architectures=["LlamaForCausalLM"])
     assert model.num_params == read(LLAMA).num_params
@@ -430,6 +436,8 @@ def test_rotary_base_old_and_new_style() -> None:
     assert read(LLAMA, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).rope_base == 5e5
     assert read(GEMMA3_270M, rope_parameters={"full_attention": {"rope_theta": 7e5}}).rope_base == 7e5
     assert read(LLAMA, partial_rotary_factor=0.5).rope_fraction == 0.5
+    new_style = {"rope_theta": 10000.0, "rope_type": "default"}  # written beside it since transformers 5, and not read
+    assert read(DBRX, rope_parameters=new_style).rope_base == read(DBRX).rope_base == 5e5
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------
@@ -514,6 +522,19 @@ def test_names_of_the_text_part(key: str) -> None:
     assert f"{key}.hidden_size" in str(refusal({**data, key: without(LLAMA, "hidden_size")}, text_only=True))
 
 
+def test_types_of_the_text_part_of_the_thinker() -> None:
+    """Counts of the text models of transformers 5.24.0, which hold no head: as with tied embeddings."""
+    shape = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    shape |= {"vocab_size": 1024, "tie_word_embeddings": True}
+    dense = {**shape, "model_type": "qwen2_5_omni_text", "intermediate_size": 1000}
+    data = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": dense}}
+    assert read(data, text_only=True).num_params == 9_297_408
+    moe = {**shape, "model_type": "qwen3_omni_moe_text", "num_experts": 128, "num_experts_per_tok": 8}
+    moe |= {"moe_intermediate_size": 768, "intermediate_size": 1000}
+    data = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": moe}}
+    assert read(data, text_only=True).num_params == 607_392_768
+
+
 def test_text_part_below_the_thinker() -> None:
     data = {"model_type": "qwen2_5_omni", "tie_word_embeddings": False, "thinker_config": {"text_config": LLAMA}}
     assert read(data, text_only=True).num_params == read(LLAMA).num_params
@@ -525,6 +546,38 @@ def test_ties_of_a_multimodal_file() -> None:
     inner = {**LLAMA, "tie_word_embeddings": True}
     assert read({**data, "text_config": inner}, text_only=True).tied_embeddings
     assert "disagrees" in str(refusal({**data, "text_config": inner}, text_only=True, tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "outer", "inner", "tied"),
+    [
+        ("mistral3", "4.50.0.dev0", None, None, False),  # Mistral Small 3.1: the text part's class decides
+        ("mistral3", "5.24.0", None, None, True),  # the class of the whole decides
+        ("mistral3", "5.24.0", True, False, True),
+        ("mistral3", "4.50.0", None, True, True),
+        ("mistral3", "5.24.0", None, True, True),
+        ("internvl", "4.52.0", None, None, False),
+        ("kimi_k25", "5.24.0", None, None, True),
+        ("some_vlm", "4.40.0", None, None, False),
+        ("some_vlm", "5.0.0", None, True, True),
+        ("llava", None, None, None, False),
+        ("mistral3", None, None, None, None),
+        ("mistral3", "5.24.0", None, False, None),
+        ("mistral3", "4.50.0", True, False, None),
+        ("mistral3", "5.24.0", False, True, None),
+        ("some_vlm", "5.0.0", None, None, None),
+    ],
+)
+def test_which_level_says_whether_embeddings_are_tied(
+    kind: str, version: str | None, outer: bool | None, inner: bool | None, tied: bool | None
+) -> None:
+    """What the configuration classes of transformers 5.24.0 made of each; None: nobody can say, so it is refused."""
+    text = {**LLAMA, "tie_word_embeddings": inner}
+    data = {"model_type": kind, "transformers_version": version, "tie_word_embeddings": outer, "text_config": text}
+    if tied is None:
+        assert "tie_word_embeddings" in str(refusal(data, text_only=True))
+    else:
+        assert read(data, text_only=True).tied_embeddings is tied
 
 
 def test_both_levels_must_agree() -> None:

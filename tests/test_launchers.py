@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from parsolve.errors import NotExpressibleError, UnknownNameError
 from parsolve.launchers import LAUNCHERS, launch
 from parsolve.launchers.base import ShellWord
 from parsolve.render.launch import script, slurm_script
+from parsolve.saved import saved_plan
 
 
 def test_registry() -> None:
@@ -125,6 +127,68 @@ def test_hostile_file_names_from_end_to_end(name: str, tmp_path: Path) -> None:
         assert {path.name for path in place.iterdir()} <= {"ds_config.json", "accelerate.yaml", "hostfile"}
         table = CliRunner().invoke(main, [*words, "--framework", launcher, "-q"]).stdout
         assert "\x1b" not in table and "\r" not in table
+
+
+STAND_IN = """#!/bin/sh
+for word in "$@"; do printf '%s\\0' "$word"; done >> "$SEEN"
+"""
+HOSTILE_FILES = [name for name in HOSTILE if name and "\x1b" not in name] + ["\u202eтест \u2028 é", "-rf", "%s%n", "'"]
+
+
+def _stand_ins(folder: Path, *names: str) -> dict[str, str]:
+    """An environment in which the launchers only write down what they are given."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(STAND_IN)
+        (folder / name).chmod(0o755)
+    (folder / "scontrol").write_text("#!/bin/sh\necho host0\n")
+    (folder / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    for name in ("scontrol", "srun"):
+        (folder / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "x", "SLURM_NODEID": "0"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "SEEN": str(folder / "seen"), **slurm}
+
+
+@pytest.mark.parametrize("name", HOSTILE_FILES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_every_way_out_starts_the_same_command(name: str, launcher: str, tmp_path: Path) -> None:
+    """Printed, as a file, as a folder, for Slurm, out of JSON, rendered again: the launcher gets what is meant."""
+    shape = {"num_layers": 8, "hidden_size": 512, "ffn_size": 2048, "num_heads": 8, "num_kv_heads": 8, "head_dim": 64}
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps({**shape, "vocab_size": 32000, "name": name}))
+    env = _stand_ins(tmp_path / "bin", "torchrun", "deepspeed", "accelerate")
+    place, seen = tmp_path / "run", tmp_path / "bin" / "seen"
+
+    def told(*words: str, folder: bool = False) -> str:
+        done = CliRunner().invoke(main, [*words, "-q", *(["-o", str(place)] if folder else [])])
+        assert done.exit_code == 0, done.output
+        return (place / "launch.sh").read_text() if folder else done.stdout
+
+    def run(text: str, files: set[str]) -> list[str]:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        subprocess.run(["bash", "-euc", text], cwd=place, env=env, capture_output=True, check=True)
+        assert {path.name for path in place.iterdir()} == files
+        words = seen.read_text().split("\0")[:-1]
+        seen.unlink()
+        return words
+
+    common = ["--seq-len", "2048", "--gbs", "64", "--config", "zero=2", "--framework", launcher]
+    check = ["check", "h100-sxm:1x8", str(file), *common]
+    saved = tmp_path / "result"
+    saved.write_text(told(*check, "--json"))
+    data = json.loads(saved.read_text())
+    expected = launch(launcher, *saved_plan(data, 0, "saved"))
+    argv, files = expected.command({})[0][1:], set(expected.files)
+    assert run(told(*check, "-f", launcher), files) == argv
+    assert run(told("render", str(saved), "-f", launcher), files) == argv
+    if launcher != "deepspeed":
+        assert run(told(*check, "-f", launcher, "--slurm"), files) == argv
+    args = data["plans"][0]["args"][launcher]
+    assert run(args if isinstance(args, str) else args["command"], set()) == argv
+    place.mkdir(exist_ok=True)
+    assert run(told(*check, "-f", launcher, folder=True), set()) == argv
 
 
 @pytest.mark.parametrize("name", HOSTILE)

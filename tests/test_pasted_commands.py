@@ -107,7 +107,7 @@ def test_no_real_option_is_taken_for_a_slip() -> None:
     [
         "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\nMODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n"
         "  --num-attention-heads: 8\n  --seq-length: 128\n  --max-position-embeddings: 128\n  --micro-batch-size: 2\n"
-        "  --bf16: true\n  --fp16: false\n  --tensor-model-parallel-size: 2\n",
+        "  --bf16: true\n  --fp16: false\n  --tensor-model-parallel-size: 2\nTEST_TYPE: regular\nMETRICS: [lm loss]\n",
         "language_model:\n  num_layers: 4\n  hidden_size: 64\n  num_attention_heads: 8\n"
         "  max_position_embeddings: 128\n"
         "model_parallel:\n  tensor_model_parallel_size: 2\nseq_length: 128\nmicro_batch_size: 2\nbf16: true\n",
@@ -119,6 +119,7 @@ def test_tables_of_arguments(text: str, tmp_path: Path) -> None:
     today = read(str(file))
     assert today.model is not None and today.model.num_layers == 4
     assert (today.config["tp"], today.config["mbs"], today.fields["precision"]) == (2, 2, "bf16")
+    assert not any("not understood" in note for note in today.notes)
 
 
 @pytest.mark.parametrize(

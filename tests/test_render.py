@@ -470,22 +470,21 @@ def test_deepspeed_folder_holds_script_and_files(tmp_path: Path) -> None:
     assert any(name.endswith(".json") for name in names)
 
 
-def test_several_files_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import parsolve.launchers as launchers
-
-    real = launchers.launch
-
-    def two_files(*args: Any) -> Any:
-        made = real(*args)
-        return replace(made, files={**made.files, "hostfile": "host0 slots=8\n"})
-
-    monkeypatch.setattr(launchers, "launch", two_files)
-    path = _deepspeed(tmp_path)
-    answer = run("render", path, "-f", "deepspeed")
-    assert answer.exit_code == 2
-    assert "name a folder" in answer.stderr
-    assert run("render", path, "-f", "deepspeed", "-o", tmp_path / "new").exit_code == 0
-    assert {"hostfile", "launch.sh"} <= {file.name for file in (tmp_path / "new").iterdir()}
+def test_several_files_go_into_a_folder_or_one_script(tmp_path: Path) -> None:
+    """The host file, which names the user's own hosts, is left alone where there is one."""
+    words = ("check", "h100-sxm:2x8", "llama2-7b", "--seq-len", "2048", "--gbs", "64", "--config", "zero=2", "-q")
+    words += ("--framework", "deepspeed", "-f", "deepspeed")
+    assert run(*words, "-o", tmp_path / "new").exit_code == 0
+    names = {"ds_config.json", "hostfile"}
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"launch.sh", *names}
+    place = tmp_path / "run"
+    place.mkdir()
+    text = f"deepspeed() {{ :; }}\ncd {shlex.quote(str(place))}\nset -e\n{run(*words).stdout}"
+    for hosts in ("host0 slots=8\nhost1 slots=8\n", "mine slots=8\nyours slots=8\n"):
+        assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 0
+        assert {file.name for file in place.iterdir()} == names
+        assert (place / "hostfile").read_text() == hosts
+        (place / "hostfile").write_text("mine slots=8\nyours slots=8\n")
 
 
 HOSTILE = "x\nrm -rf / #\x1b[31m [red]$(touch pwned)`id`'\"\u202e"

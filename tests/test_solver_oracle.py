@@ -141,6 +141,16 @@ def test_shard_groups_equal_the_oracle(seed: int) -> None:
     assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
 
 
+@pytest.mark.parametrize("what", ["weights", "gradients", "both"])
+def test_quantised_traffic_equals_the_oracle(what: str) -> None:
+    options = {"seq_len": 2048, "gbs": 64, "framework": "deepspeed", "zero_quantized": what}
+    problem = Problem("a100-sxm-80gb:2x8", "llama2-7b", **options)
+    expected = enumerate_all(problem, 10, any_cut=True)
+    assert expected
+    ranking = rank(problem, Query(top=10))
+    assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
+
+
 @pytest.mark.parametrize("seed", [1, 4, 8])
 def test_the_pareto_front_equals_the_oracle(seed: int) -> None:
     problem = random_problem(seed)

@@ -166,6 +166,79 @@ def test_deepspeed_faults(content: dict[str, object], rule: str, tmp_path: Path)
     assert rule in [v.rule for v in read_deepspeed(str(file), problem().cluster, {}).violations]
 
 
+def test_options_of_torchrun_in_an_array_are_torchruns(tmp_path: Path) -> None:
+    """As NVIDIA's example scripts have them: named with underscores, before the launcher's name."""
+    file = tmp_path / "train.sh"
+    arrays = "D=(\n --nproc_per_node 8\n --nnodes 2\n --node_rank 0\n --master_addr localhost --master_port 6000\n)\n"
+    file.write_text(f"{arrays}M=(\n{PLAIN}\n)\ntorchrun ${{D[@]}} pretrain_gpt.py ${{M[@]}}\n")
+    code, _, err = run("h100-sxm:2x8", "--from-megatron", str(file))
+    assert code in (0, 1) and "not understood" not in err
+    code, _, err = run("h100-sxm:4x8", "--from-megatron", str(file))
+    assert code == 2 and "2*8 = 16 processes" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [("", 4), (" --grad-reduce-in-bf16", 2), (" --fp16", 2), (" --fp16 --accumulate-allreduce-grads-in-fp32", 4)],
+)
+def test_bytes_of_a_gradient(more: str, size: int) -> None:
+    line = (PLAIN.replace(" --bf16", "") if "fp16" in more else PLAIN) + more
+    code, out, err = run("h100-sxm:1x8", "--from-megatron", line, "--json", "--better")
+    data = json.loads(out)
+    assert code in (0, 1) and "not understood" not in err
+    held = data["plans"][0]["estimate"]["memory_bytes"]["gradients"]
+    assert held == pytest.approx(size * data["problem"]["model"]["num_params"], rel=1e-3)  # and the padded vocabulary
+    assert data["problem"]["workload"]["gradient_bytes"] in (None, size)
+
+
+def test_a_growing_batch_is_said() -> None:
+    _, _, err = run("h100-sxm:1x8", "--from-megatron", PLAIN + " --rampup-batch-size 16 16 5859375 --decoupled-lr 5e-4")
+    assert "--rampup-batch-size: the estimate is for the batch" in err and "not understood" not in err
+
+
+DEEPSPEED: dict[str, object] = {"train_batch_size": 64, "bf16": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization: stage"),
+        ({"zero_optimization": {"stage": "three"}}, "zero_optimization: stage"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": "8"}}, "zero_hpz_partition_size"),
+        ({"train_batch_size": 0}, "train_batch_size"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
+        ({"tensor_parallel": {"autotp_size": "2"}}, "tensor_parallel: autotp_size"),
+        ({"fp16": True}, "fp16"),
+        ({"bf16": {"enabled": "yes"}}, "bf16: enabled"),
+    ],
+)
+def test_deepspeed_values_that_cannot_be_read(changes: dict[str, object], place: str, tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**DEEPSPEED, **changes}))
+    with pytest.raises(SpecError) as caught:
+        read_deepspeed(str(file), problem().cluster, {})
+    assert str(file) in str(caught.value) and place in str(caught.value)
+
+
+def test_the_command_line_and_the_deepspeed_file_must_agree(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": {"stage": 2}}))
+    for axes in ({"zero": 3}, {"mbs": 2}, {"grad_acc": 2}):
+        with pytest.raises(SpecError, match="--config says"):
+            read_deepspeed(str(file), problem().cluster, axes)
+    words = ("h100-sxm:2x8", "llama2-7b", "--seq-len", "4096", "--from-deepspeed", str(file))
+    code, out, _ = run(*words, "--config", "recompute=full,zero=2", "--json")
+    assert (code, json.loads(out)["plans"][0]["config"]["recompute"]) == (0, "full")
+    code, _, err = run(*words, "--from-megatron", PLAIN)
+    assert code == 2 and "only one of" in err
+
+
+def test_a_layout_of_another_number_of_layers_is_called_by_its_option() -> None:
+    line = PLAIN + " --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*2|t*99L'"
+    code, _, err = run("h100-sxm:1x8", "--from-megatron", line)
+    assert code == 2 and "--pipeline-model-parallel-layout: has 101 layers" in err
+
+
 AUTO = {
     **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
     **{name: {"enabled": "auto"} for name in ("fp16", "bf16")},

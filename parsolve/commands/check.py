@@ -58,6 +58,10 @@ def command(**options: Any) -> int:
     check_extras(options)
     today = read_today(options)
     problem = build_problem(options)
+    if today and today.stack:
+        from parsolve.problem import replace_workload
+
+        problem = replace_workload(problem, **today.stack)
     from parsolve.api import check_result
 
     result = check_result(problem, options["config"], today.violations if today else ())

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from parsolve.commands.output import Output, write_file
 from parsolve.errors import SpecError
 from parsolve.render.launch import script, slurm_script
-from parsolve.render.text import clean
 
 if TYPE_CHECKING:
     from parsolve.launchers import Launch
@@ -19,19 +18,16 @@ SLURM_SCRIPT = "launch.sbatch"
 
 
 def write_launch(launch: Launch, about: str, output: Output, place: tuple[int, int] | None = None) -> None:
-    """To stdout or a file; several files go into the folder that -o names.
+    """To stdout as one script, to a file, or, with files of its own, into the folder that -o names.
 
     ``place``: write a Slurm batch script for so many hosts with so many processes each.
 
     Raises
     ------
-    SpecError: several files and no folder, or a place that cannot be written.
+    SpecError: a place that cannot be written.
     """
     folder = output.path
     if folder is None or (len(launch.files) < 2 and not folder.is_dir()):
-        if len(launch.files) > 1:
-            names = ", ".join(map(clean, launch.files))
-            raise SpecError(f"the launch has several files ({names}); name a folder for them with -o", "-o")
         output.emit(script(launch, about) if place is None else slurm_script(launch, about, *place))
         return
     _make(folder)

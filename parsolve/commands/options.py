@@ -22,12 +22,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FRAMEWORKS = ("megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic")
 SCHEDULES = ("1f1b", "gpipe")
+QUANTIZED = ("weights", "gradients", "both")
 PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
     *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens", "shard_group"),
-    "schedule",
+    *("zero_quantized", "schedule"),
 )
 
 
@@ -147,6 +148,11 @@ _WORKLOAD = (
         "--shard-group",
         type=COUNT,
         help="Hybrid sharding: ZeRO inside groups of so many neighbouring ranks, copies across them (DeepSpeed: hpZ).",
+    ),
+    click.option(
+        "--zero-quantized",
+        type=click.Choice(QUANTIZED),
+        help="Send ZeRO-3's weights in 8 bits, its gradients in 4, or both; rounds them (DeepSpeed's ZeRO++).",
     ),
     click.option(
         "--schedule",

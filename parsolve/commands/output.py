@@ -12,9 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from parsolve.commands.options import output_path
 from parsolve.errors import SpecError
 from parsolve.render.text import clean
+
+TEXTS = ("table", "json", "csv")
+"""Formats that are no launcher's."""
+
+
+def _check_format(name: str, as_json: bool, slurm: bool) -> None:
+    if as_json and name not in ("table", "json"):
+        raise click.UsageError(f"give only one of --json and -f {name}")
+    if slurm and (as_json or name in TEXTS):
+        raise click.UsageError("--slurm goes with a launcher's format: add -f megatron, say")
+    if slurm and name == "deepspeed":
+        raise SpecError(
+            "DeepSpeed's launcher reaches the hosts by ssh from one of them: run its command there", "--slurm"
+        )
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,8 @@ class Output:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Output:
-        """From click's options; an -o that cannot be written is refused before any work."""
+        """From click's options; those that contradict each other or cannot be written to are refused at once."""
+        _check_format(options["format_"], options["as_json"], options.get("slurm", False))
         output = Output(
             "json" if options["as_json"] else options["format_"],
             output_path(options["output"]),
@@ -43,7 +60,7 @@ class Output:
             return
         try:
             folder = self.path if self.path.is_dir() else self.path.parent
-            if self.path.is_dir() and self.format in ("table", "json", "csv"):
+            if self.path.is_dir() and self.format in TEXTS:
                 raise SpecError("is a folder; name a file", f"-o {self.path}")
             if not folder.is_dir():
                 raise SpecError(f"the folder {folder} does not exist", f"-o {self.path}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parsolve.commands.output import Output
-from parsolve.errors import NotExpressibleError, SpecError
+from parsolve.errors import NotExpressibleError
 from parsolve.render import words
 from parsolve.render.text import seconds
 
@@ -64,10 +64,20 @@ def show(
 
 
 def hint_at_groups(problem: Problem, plan: Plan, output: Output) -> None:
-    """Say so where sharding inside a fast domain alone would make a plan faster."""
-    from parsolve.shard_hint import better_group
+    """Say so where sharding inside a fast domain alone, or quantised traffic, would make a plan faster."""
+    from parsolve.shard_hint import better_group, better_quantized
 
-    found = None if output.quiet or plan.estimate is None else better_group(problem, plan.config)
+    if output.quiet or plan.estimate is None:
+        return
+    found = better_group(problem, plan.config)
+    quantized = better_quantized(problem, plan.config)
+    if quantized is not None:
+        what, other = quantized
+        output.note(
+            "hint",
+            f"with --zero-quantized {what} (ZeRO++: rounds what is sent, which may cost accuracy) plan {plan.rank} "
+            f"would take {seconds(other.step_time_s)} a step",
+        )
     if found is not None:
         group, other = found
         output.note(
@@ -98,10 +108,6 @@ def _launch(
     name, step = data["problem"]["model"]["name"], plan["estimate"]["step_time_s"] if plan["estimate"] else None
     about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {words.config_text(plan['config'])}"
     place = _place(data) if slurm else None
-    if slurm and output.format == "deepspeed":
-        raise SpecError(
-            "DeepSpeed's launcher reaches the hosts by ssh from one of them: run its command there", "--slurm"
-        )
     write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, place)
 
 

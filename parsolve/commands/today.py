@@ -29,6 +29,8 @@ def read_today(options: dict[str, Any]) -> Today | None:
     if options["from_megatron"] is None and options["from_deepspeed"] is None:
         _need(options, "model", "seq_len", "config")
         return None
+    if options["from_megatron"] is not None and options["from_deepspeed"] is not None:
+        raise click.UsageError("give only one of --from-megatron and --from-deepspeed")
     from parsolve.loading import load_cluster, load_model
     from parsolve.problem import DEFAULT_VERSIONS
 
@@ -71,10 +73,12 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _axes(text: str | None) -> dict[str, int]:
     from parsolve.restrictions import axis_name, axis_value
+    from parsolve.specs import Recompute
 
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     names = [(axis_name(name.strip(), "--config"), value.strip()) for name, _, value in pairs]
-    return {axis: axis_value(axis, value, "--config") for axis, value in names}
+    values = {axis: axis_value(axis, value, "--config") for axis, value in names}
+    return {axis: Recompute(value) if axis == "recompute" else value for axis, value in values.items()}
 
 
 def remark(today: Today, output: Output) -> None:

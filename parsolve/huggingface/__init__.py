@@ -139,17 +139,28 @@ def _check_architectures(top: ConfigReader, family: Family, kind: str) -> None:
 
 
 def _tied(top: ConfigReader, config: ConfigReader, wrapper: Wrapper | None, family: Family) -> bool:
+    """Whether embedding and head are one matrix.
+
+    Of a multimodal file transformers 4 asks the text part and its class, since 5 the top level and its class.
+    ``transformers_version`` tells which of them wrote the file; without it both must come to the same.
+    """
     key = "tie_word_embeddings"
-    given = [reader.flag(key, False) for reader in (top, config) if reader.get(key) is not None]
-    if len(set(given)) > 1:
+    outer, inner = (reader.flag(key, False) if reader.get(key) is not None else None for reader in (top, config))
+    version = (top.text("transformers_version") or "").partition(".")[0]
+    since_5 = wrapper is not None and version not in ("", "4")
+    if outer is not None and inner not in (None, outer):
+        if outer and since_5:
+            return True
         raise top.error(key, f"disagrees with {config.prefix}{key}; mend one")
-    if given:
-        return given[0]
-    if wrapper is None:
+    said = outer if outer is not None else inner
+    if said is not None and (outer is not None or not since_5):
+        return said
+    if wrapper is None or version == "4":
         return family.tied
-    if wrapper.tied is None:
+    said = wrapper.tied if said is None else said
+    if said is None or (wrapper.tied if since_5 else family.tied) not in (None, said):
         raise top.error(key, "this key is required: the file does not say whether embedding and head are tied")
-    return wrapper.tied
+    return said
 
 
 def _refuse_foreign(c: ConfigReader, fields: Fields, kind: str) -> None:

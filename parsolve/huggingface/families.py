@@ -350,6 +350,7 @@ FAMILIES: dict[str, Family] = {
         head_dim="derived",
         fixed={"norm": "layer"},
         experts=Experts("ffn_config.ffn_hidden_size"),
+        extra=lambda c, m: {"rope_base": c.number("attn_config.rope_theta", 10000.0)},
     ),
     "ernie4_5_moe": Family(
         tied=True,
@@ -411,6 +412,8 @@ ALIASES: dict[str, tuple[str, Mapping[str, object]]] = {
     "qwen2_5_vl_text": ("qwen2", NOTHING),
     "qwen3_vl_text": ("qwen3", NOTHING),
     "qwen3_vl_moe_text": ("qwen3_moe", NOTHING),
+    "qwen2_5_omni_text": ("qwen2", NOTHING),
+    "qwen3_omni_moe_text": ("qwen3_moe", NOTHING),
     "glm4v_moe_text": ("glm4_moe", NOTHING),
 }
 
@@ -432,9 +435,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", False),
     "glm4v": Wrapper("glm4v_text", False),
     "glm4v_moe": Wrapper("glm4v_moe_text", False),
-    "mistral3": Wrapper(),
-    "internvl": Wrapper(),
-    "kimi_k25": Wrapper(),
+    **dict.fromkeys(("mistral3", "internvl", "kimi_k25"), Wrapper(None, True)),
     **dict.fromkeys(("llava", "vipllava", "video_llava", "llava_next_video", "fuyu"), Wrapper(None, False)),
     **dict.fromkeys(("idefics3", "smolvlm", "qwen2_audio", "voxtral"), Wrapper(None, False)),
     **dict.fromkeys(("cohere2_vision", "got_ocr2"), Wrapper(None, True)),

@@ -26,7 +26,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "top_k": ("num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk", "ffn_config.moe_top_k"),
     "shared_experts": ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
     "mtp_layers": ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"),
-    "activation": (
+    "mlp_activation": (
         "hidden_act",
         "hidden_activation",
         "activation_function",
@@ -38,7 +38,6 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "rotary_emb_base",
         "rope_parameters.rope_theta",
         "rope_parameters.full_attention.rope_theta",
-        "attn_config.rope_theta",
     ),
     "rope_fraction": (
         "partial_rotary_factor",

@@ -42,7 +42,7 @@ REFUSED_KEYS: dict[str, str] = {
     **_rows(_HYBRID, "ssm_state_size ssm_cfg mamba_num_heads mamba_d_state mamba_expand mamba_n_heads conv_L_cache"),
     **_rows(_INDEXED, "index_topk index_n_heads index_head_dim sparse_attention_config compress_ratios"),
     **_rows(_UNEVEN, "block_configs num_query_heads num_kv_shared_layers use_cla"),
-    **_rows("is an encoder, which is not supported", "use_bidirectional_attention"),
+    **_rows("attends in both directions, as encoders do, which is not supported", "use_bidirectional_attention"),
     **_rows(_OTHER, "attn_output_gate zero_expert_num"),
 }
 

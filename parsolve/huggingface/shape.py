@@ -9,6 +9,7 @@ from parsolve.huggingface.reader import SPELLINGS, ConfigReader
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
+    "swiglu": "silu",
     "relu": "relu",
     "relu2": "relu2",
     "xielu": "relu2",
@@ -51,7 +52,7 @@ def _check_required(c: ConfigReader, family: Family, kind: str) -> None:
 
 
 def _activation(c: ConfigReader) -> Fields:
-    keys = SPELLINGS["activation"]
+    keys = SPELLINGS["mlp_activation"]
     found = {key: c.text(key) for key in keys if c.get(key) is not None}
     unknown = [key for key, name in found.items() if name not in ACTIVATIONS]
     if unknown:

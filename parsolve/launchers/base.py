@@ -60,6 +60,7 @@ class Launch:
     files: text of the files that the line refers to, by file name.
     notes: what the user must know beside the line.
     config: the content of a JSON file among ``files``, for results in JSON.
+    completed: files that the user fills in; a script leaves one alone that is there already.
     """
 
     env: dict[str, str]
@@ -67,6 +68,7 @@ class Launch:
     files: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     config: dict[str, Any] | None = None
+    completed: frozenset[str] = frozenset()
 
     def line(self) -> str:
         """One shell line, every value quoted."""

@@ -57,7 +57,7 @@ class DeepSpeedLauncher:
             if env:
                 files[ENVIRONMENT_FILE] = "".join(f"{name}={value}\n" for name, value in env.items())
         argv += ["--num_gpus", str(processes), script, *args.words]
-        return Launch(env, argv, files, args.notes, content)
+        return Launch(env, argv, files, args.notes, content, completed=frozenset({HOST_FILE}))
 
 
 def is_hugging_face(problem: Problem, config: Config) -> bool:
@@ -101,6 +101,8 @@ def deepspeed_config(problem: Problem, config: Config) -> dict[str, Any]:
         content["tensor_parallel"] = {"autotp_size": config.tp}
     if problem.workload.optimizer != "adam" and config.zero >= 1:
         content["zero_allow_untested_optimizer"] = True
+    if problem.workload.zero_quantized in ("gradients", "both"):
+        content["communication_data_type"] = "fp16"  # the quantising kernel takes the bits of any 16-bit type for fp16
     if problem.model.moe and config.pp > 1:
         content["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     return content
@@ -124,4 +126,7 @@ def _zero(problem: Problem, config: Config) -> dict[str, Any]:
         }
         if shard_copies(problem, config) > 1:
             section["zero_hpz_partition_size"] = problem.workload.shard_group
+        for what in ("weights", "gradients"):
+            if problem.workload.zero_quantized in (what, "both"):
+                section[f"zero_quantized_{what}"] = True
     return section

@@ -15,7 +15,9 @@ def script(launch: Launch, about: str) -> str:
     """Comment lines, the files as here-documents, and the command."""
     lines = [f"# {clean(about)}", *(f"# {clean(note)}" for note in launch.notes)]
     for name, text in launch.files.items():
-        lines += [f"cat > {shlex.quote(name)} <<'{_delimiter(text)}'", text.rstrip("\n"), _delimiter(text)]
+        unless = f"[ -e {shlex.quote(name)} ] || " if name in launch.completed else ""
+        start = f"{unless}cat > {shlex.quote(name)} <<'{_delimiter(text)}'"
+        lines += [start, text.rstrip("\n"), _delimiter(text)]
     return "\n".join([*lines, launch.script()]) + "\n"
 
 

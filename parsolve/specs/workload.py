@@ -15,6 +15,7 @@ MEGATRON_LIKE = ("megatron", "nemo")
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["1f1b", "gpipe"]
+Quantized = Literal["weights", "gradients", "both"]
 AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
@@ -40,6 +41,7 @@ class Workload(Spec):
     ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
     ``shard_group`` is the number of neighbouring dp*cp ranks that share one sharded copy under ZeRO 1 to 3, with copies
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
+    ``zero_quantized`` sends ZeRO-3's weights in 8 and its gradients in 4 bits (DeepSpeed's ZeRO++), which rounds them.
     ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages), or GPipe, all forward passes first.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
@@ -63,6 +65,7 @@ class Workload(Spec):
     parallel_loss: bool = True
     optimizer_shards: Count | None = None
     shard_group: Annotated[Count, Field(ge=2)] | None = None
+    zero_quantized: Quantized | None = None
     train_tokens: Count | None = None
     schedule: Schedule = "1f1b"
 
@@ -72,4 +75,8 @@ class Workload(Spec):
             raise ValueError("give exactly one of gbs (sequences) and gbs_tokens (tokens)")
         if not self.recompute:
             raise ValueError("recompute must allow at least one of none, selective, full")
+        if self.zero_quantized is not None and self.framework != "deepspeed":
+            raise ValueError(
+                f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"
+            )
         return self
