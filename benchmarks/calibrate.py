@@ -24,7 +24,8 @@ from parsolve.validation.runs import Run
 TARGET = 0.06
 INTRO = """# What calibrating on a few runs is worth
 
-Written by `python benchmarks/calibrate.py RUNS.csv`; do not edit by hand. Of every source with enough timed runs,
+Written by `python benchmarks/calibrate.py RUNS.csv {options}`;
+do not edit by hand. Of every source with enough timed runs (here those named),
 {size} are drawn at random, `parsolve calibrate` fits them, and the source's other runs are predicted with the result;
 {draws} draws. Each source stands twice: from its stack's shipped profile, which has seen its runs, and from the
 conservative default, which has not. Median errors on the other runs: the median over the draws, and the value that 9
@@ -87,7 +88,8 @@ def main() -> None:
     for run in read_runs(options.runs).runs:
         if "time" in run.uses and run.step_s:
             by_stack.setdefault((run.source, run.problem.profile.name), []).append(run)
-    print(INTRO.format(size=options.size, draws=options.draws))
+    told = " ".join(f"--source {name}" for name in options.source or ())
+    print(INTRO.format(size=options.size, draws=options.draws, options=f"--draws {options.draws} {told}".rstrip()))
     print("| source | starting from | runs | median % before | after | 9 of 10 draws after | draws at most 6 % |")
     print("|---|---|---|---|---|---|---|")
     for (source, name), runs in sorted(by_stack.items()):

@@ -7,7 +7,7 @@ python docs/generate_accuracy.py RUNS.csv --fit      # fit the profiles first (s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -26,11 +26,16 @@ PAGE = Path(__file__).with_name("accuracy.md")
 FOLDS = 5
 
 
+POOLED = 5.0
+"""The pull of the prior where stacks or clusters share constants, or each run is one noisy iteration; 1 elsewhere."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A shipped profile: what it starts from, what is set by knowledge of the stack, and which constants are fitted.
 
-    ``members`` makes it a base that is fitted on the runs of all these profiles together.
+    ``members`` makes it a base that is fitted on the runs of all these profiles together. ``strength`` is how strongly
+    the prior pulls.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Family:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
-    strength: float = 5.0
+    strength: float = 1.0
 
     def constants(self) -> list[Constant]:
         """The constants that are fitted."""
@@ -68,6 +73,7 @@ HALF = {
     "reduction_bytes": (2.0, "gradients are reduced in 16 bits"),
 }
 WHOLE = {"gradient_bytes": (4.0, "32-bit gradients are accumulated")}
+FUSED = {"accumulation_bytes": (6.0, "added in the weight-gradient product, which reads 4 and writes 4 bytes, not 2")}
 FSDP = {**WHOLE, "reduction_bytes": HALF["reduction_bytes"]}
 FAMILIES = (
     Family(
@@ -80,13 +86,20 @@ FAMILIES = (
             "fsdp-ampere",
             "internevo-ampere",
         ),
+        strength=POOLED,
     ),
     Family(
         "hopper",
         "H100, H200, H800, whatever the software: the base of the stacks on this hardware.",
         members=("megatron-hopper", "fsdp-hopper"),
+        strength=POOLED,
     ),
-    Family("megatron-ampere", "Megatron-LM, Megatron-Core and close relatives on A100 and A800.", "ampere"),
+    Family(
+        "megatron-ampere",
+        "Megatron-LM, Megatron-Core and close relatives on A100 and A800.",
+        "ampere",
+        known=FUSED,  # most stacks of the base add gradients in passes of their own
+    ),
     Family("aa-scaling-ampere", "Aleph Alpha's own trainer on A100: eager PyTorch, few fused kernels.", "ampere"),
     Family(
         "megatron-hopper", "Megatron-Core and NeMo on H100, H200, H800.", "hopper", known=TUNED, add=("tp_overlap",)
@@ -108,6 +121,7 @@ FAMILIES = (
             "dp_overlap": (0.0, "the pipeline engine reduces gradients after the last backward pass"),
         },
         without=("dp_overlap", "attention_efficiency", "attention_backward_efficiency"),
+        strength=POOLED,
     ),
     Family(
         "megatron-deepspeed-blocking-ampere",
@@ -128,6 +142,7 @@ FAMILIES = (
             "pipelined_member_time": (2e-3, "assumed start"),
         },
         add=("pipelined_member_time",),
+        strength=POOLED,
     ),
     Family(
         "internevo-ampere",
@@ -151,6 +166,8 @@ def fit_of(family: Family, runs: Runs) -> Fit:
     start = load_profile(family.base).model_copy(update=family.values)
     mine = timed(runs, family.members or (family.name,))
     own = {name: BY_NAME[name].values for name in family.members}
+    for values in own.values():  # a base hands over gradients in one way: without Megatron's runs it runs to its bound
+        values.pop("accumulation_bytes", None)
     return Fit(mine, start, family.constants(), equal_weights(mine), own)
 
 
@@ -271,9 +288,15 @@ def shipped(fit: Fit, name: str) -> Array:
     return np.array([c.inner(float(getattr(profile, c.name))) for c in fit.constants])
 
 
+def part(runs: Runs, prediction: Prediction, keep: Callable[[Run], bool]) -> tuple[Runs, Prediction]:
+    """Some of the runs and what is predicted for them."""
+    at = np.array([i for i, run in enumerate(runs.runs) if keep(run)])
+    return Runs([runs.runs[i] for i in at]), Prediction(*(getattr(prediction, name)[at] for name in PARTS))
+
+
 def main() -> None:
     """Command line."""
-    from accuracy_page import page
+    from accuracy_page import drained, drained_rows, page
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs")
@@ -291,10 +314,11 @@ def main() -> None:
     held_out = HeldOut(runs)
     memory, metered = held_out.memory()
     unseen = Prediction(held_out.step_s(), memory, metered, fitted.usable_bytes)
-    at = np.array([i for i, r in enumerate(runs.runs) if r.config.pp == 1])
-    pipeline_one = Runs([runs.runs[i] for i in at])
-    without_pipeline = summarise(pipeline_one, Prediction(*(getattr(unseen, name)[at] for name in PARTS)))
-    PAGE.write_text(page(summarise(runs, unseen), summarise(runs, fitted), without_pipeline, runs), encoding="utf-8")
+    one_stage = summarise(*part(runs, unseen, lambda run: run.config.pp == 1))
+    others = summarise(*part(runs, unseen, lambda run: not drained(run)))
+    odd = drained_rows(*part(runs, unseen, drained), others["sources"]["aleph_alpha_2023"])
+    text = page(summarise(runs, unseen), summarise(runs, fitted), one_stage, odd, runs)
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

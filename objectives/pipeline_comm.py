@@ -13,12 +13,13 @@ from parsolve.problem import Instance
 def _transfer(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     """One activation sent to the next stage and one gradient received, s. The slowest boundary crosses domains.
 
-    Each rank sends its tokens x hidden at 2 bytes: its share with sequence parallelism; DeepSpeed's pipeline sends a
-    1/tp slice in any case and gathers it again over the fast link.
+    Each rank sends its tokens x hidden at 2 bytes: its share with sequence parallelism. DeepSpeed's pipeline, and
+    Megatron-LM's before sequence parallelism (Narayanan et al. 2021, section 4.1), send a 1/tp slice in any case and
+    gather it again over the fast link.
     """
     cluster, profile = p.cluster, p.profile
     whole = 2.0 * tokens(p, cp, mbs) * p.model.hidden_size
-    sliced = p.framework == "deepspeed" and not p.sequence_parallel
+    sliced = (p.framework == "deepspeed" or p.workload.sliced_transfers) and not p.sequence_parallel
     payload = whole * (1.0 / tp if sliced else token_share(p, tp))
     gather = pass_time(p, tp, 1, whole) if sliced else 0.0
     if p.world <= p.domain:

@@ -89,6 +89,10 @@ def test_deepspeed_sends_a_slice_between_stages() -> None:
     whole = instance(slow, framework="megatron", sequence_parallel=False)
     point = {"tp": 8, "cp": 1, "mbs": 1}
     assert pipeline_comm.stage_transfer(sliced, point) < 0.5 * pipeline_comm.stage_transfer(whole, point)
+    told = instance(slow, framework="megatron", sequence_parallel=False, sliced_transfers=True)
+    assert pipeline_comm.stage_transfer(told, point) == pipeline_comm.stage_transfer(sliced, point)
+    shared = [instance(slow, sequence_parallel=True, sliced_transfers=told) for told in (False, True)]
+    assert pipeline_comm.stage_transfer(shared[0], point) == pipeline_comm.stage_transfer(shared[1], point)
 
 
 def test_states_shared_in_smaller_groups() -> None:

@@ -46,6 +46,13 @@ def test_a_short_row_is_completed_and_its_assumptions_are_listed() -> None:
     assert run.uses == {"time", "rank"}
 
 
+def test_megatron_lm_of_2022_passed_slices_between_stages() -> None:
+    version = [{"framework": "Megatron-LM", "framework_version": year} for year in ("2022-05", "mcore r0.8.0")]
+    old, new = read_runs(rows(*version)).runs
+    assert old.problem.workload.sliced_transfers and not new.problem.workload.sliced_transfers
+    assert any("slices" in line for line in old.assumptions)
+
+
 def test_rates_become_step_times() -> None:
     (run,) = read_runs(rows({"step_time_s": "", "tokens_per_s_per_gpu": "4096"})).runs
     assert run.step_s == pytest.approx(64 * 2048 / (16 * 4096))

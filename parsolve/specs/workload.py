@@ -38,6 +38,8 @@ class Workload(Spec):
     ``blocking_launches`` is CUDA_LAUNCH_BLOCKING=1. ``gradient_bytes`` is what the stack keeps and reduces per
     gradient element; None: the profile's figures. ``parallel_loss`` says whether logits stay divided over the
     tensor-parallel ranks in the loss; else every rank holds those of the whole vocabulary.
+    ``sliced_transfers`` says that pipeline stages pass a 1/tp slice of what all tensor-parallel ranks hold and gather
+    it again, as Megatron-LM did before sequence parallelism; DeepSpeed does in any case.
     ``optimizer_shards`` is the number of data-parallel ranks that share optimizer states under ZeRO-1; None: all.
     ``shard_group`` is the number of neighbouring dp*cp ranks that share one sharded copy under ZeRO 1 to 3, with copies
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
@@ -63,6 +65,7 @@ class Workload(Spec):
     blocking_launches: bool = False
     gradient_bytes: Literal[2, 4] | None = None
     parallel_loss: bool = True
+    sliced_transfers: bool = False
     optimizer_shards: Count | None = None
     shard_group: Annotated[Count, Field(ge=2)] | None = None
     zero_quantized: Quantized | None = None

@@ -351,6 +351,9 @@ def _options(row: Row, stack: str, cluster: Cluster, assumed: Callable[[str], No
         options["gradient_bytes"] = 2
         options["parallel_loss"] = False
         assumed("16-bit gradients, and logits gathered for the loss: else other layouts would have fitted than did")
+    if text(row, "framework") == "Megatron-LM" and text(row, "framework_version")[:4] in ("2021", "2022"):
+        options["sliced_transfers"] = True
+        assumed("stages pass slices over tensor-parallel ranks: the default of Megatron-LM in 2021 and 2022")
     if text(row, "fused_norm"):
         options["fused_norm"] = switch(row, "fused_norm")
     if "CUDA_LAUNCH_BLOCKING=1" in notes:
