@@ -291,7 +291,7 @@ def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible |
     if found is None:
         return None
     own = instance_for(problem, found.layers_per_stage, found.gbs)
-    text = f"no listed cut of the layers is legal; {found.layers_text()} is: leave --cuts at any"
+    text = f"no listed cut of the layers is legal; {found.layers_text()} is: take --cuts any"
     change = Relaxation("any cut of the layers (--cuts any)", "listed cuts", total_time(own, found))
     return Infeasible((), text, (change,))
 

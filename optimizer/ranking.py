@@ -68,19 +68,19 @@ class Query:
     """Which plans are asked for.
 
     ``top``: how many, None for all. ``cap``: only plans whose key is at most this. ``distinct``: the best plan of each
-    (tp, pp, cp, ep) only. ``any_cut``: solve for the best of all cuts of every plan, where the launcher takes any cut
-    and the list is short.
+    (tp, pp, cp, ep) only. ``cuts``: ``listed``; ``any``, the best of all cuts of every plan where the launcher takes
+    any cut, of a long list those of the first plans; ``auto``, listed, or any where none of these is legal.
     """
 
     top: int | None = 5
     cap: float = math.inf
     distinct: bool = False
-    any_cut: bool = True
+    cuts: str = "auto"
 
     @property
     def short(self) -> bool:
         """A list short enough to solve for the best of all cuts of every plan."""
-        return self.any_cut and self.top is not None and self.top <= ANY_CUT_TOP
+        return self.top is not None and self.top <= ANY_CUT_TOP
 
 
 @dataclass
@@ -212,8 +212,38 @@ def rank(
     domains, is ignored. ``spaces``: shared tables of a problem that this one narrows.
     ``workers``: threads of CP-SAT; the answer is the same with any number.
     """
-    clock, best, result = _Clock(time_limit), _List(query), Ranking()
-    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, tuple(seeds), spaces, workers)
+    seeds, clock = tuple(seeds), _Clock(time_limit)
+
+    def run(query: Query, seeds: tuple[Config, ...] = seeds) -> Ranking:
+        return _rank(problem, query, clock, progress, log, seeds, spaces, workers)
+
+    if query.cuts == "listed" or not solves_any_cut(problem):
+        return run(replace(query, cuts="listed"))
+    if query.cuts == "auto":
+        listed = run(replace(query, cuts="listed"))
+        if listed.plans or not listed.complete:
+            return listed
+    if query.short:
+        return run(replace(query, cuts="any"))
+    head = run(replace(query, top=ANY_CUT_TOP, cuts="any"))
+    whole = run(replace(query, cuts="listed"), (*seeds, *(plan.config for plan in head.plans)))
+    whole.any_cut = head.complete and len(head.plans) < ANY_CUT_TOP
+    return whole
+
+
+def _rank(
+    problem: Problem,
+    query: Query,
+    clock: _Clock,
+    progress: Callable[[str], None] | None,
+    log: bool,
+    seeds: tuple[Config, ...],
+    spaces: Spaces | None,
+    workers: int,
+) -> Ranking:
+    """The same with the query's cuts, listed or any."""
+    best, result = _List(query), Ranking()
+    search = _Search(problem, best, result, clock, progress or (lambda _: None), log, seeds, spaces, workers)
     batches = domain_module.reachable_batches(problem)
     result.complete = True
     lowest = math.inf
@@ -270,7 +300,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
-        self.any_cut = self.best.query.short and solves_any_cut(self.problem)
+        self.any_cut = self.best.query.cuts == "any"
         self.result.any_cut = self.any_cut
 
     def batch(self, gbs: int) -> tuple[bool, float]:

@@ -18,7 +18,6 @@ from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
 from parsolve.optimizer.domains import takes_any_cut
 from parsolve.optimizer.ranking import (
-    ANY_CUT_TOP,
     SLACK,
     InterruptedRanking,
     Query,
@@ -26,7 +25,6 @@ from parsolve.optimizer.ranking import (
     Ranking,
     rank,
     rank_key,
-    solves_any_cut,
 )
 from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Instance, Problem
@@ -58,7 +56,7 @@ class Request:
     hints: tuple[Config, ...] = ()
     time_limit: float | None = None
     workers: int = 1
-    any_cut: bool = True
+    cuts: str = "auto"
 
 
 def solve_problem(
@@ -110,7 +108,7 @@ def solve_problem(
     if status == "infeasible":
         from parsolve.optimizer.conflicts import explain_infeasible, only_cuts
 
-        if not request.any_cut and takes_any_cut(problem):
+        if ranking.complete and not ranking.any_cut and takes_any_cut(problem):
             reason = only_cuts(problem, left)
             if reason is not None:
                 return replace(result, infeasible=reason)
@@ -136,17 +134,7 @@ def _ranking(
 
     def run(asked: Problem, query: Query) -> Ranking:
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        query = replace(query, any_cut=query.any_cut and request.any_cut)
-        if query.short or not query.any_cut or not solves_any_cut(asked):
-            return rank(asked, query, left, progress, log, seeds, spaces, request.workers)
-        # of a long list the first plans have the best of all cuts, the others cuts that can be listed
-        short = replace(query, top=ANY_CUT_TOP, any_cut=True)
-        head = rank(asked, short, left, progress, log, seeds, spaces, request.workers)
-        left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        known = [*seeds, *(plan.config for plan in head.plans)]
-        whole = rank(asked, query, left, progress, log, known, spaces, request.workers)
-        whole.any_cut = head.complete and len(head.plans) < ANY_CUT_TOP
-        return whole
+        return rank(asked, replace(query, cuts=request.cuts), left, progress, log, seeds, spaces, request.workers)
 
     objective = request.objective
     if request.pareto:
@@ -284,5 +272,5 @@ def _even_split(
     if time_limit is not None and time_limit <= 0:
         return None, False
     asked = problem.with_(rules=(*problem.rules, even_cut))
-    again = rank(asked, Query(1, any_cut=False), time_limit, spaces=spaces)
+    again = rank(asked, Query(1, cuts="listed"), time_limit, spaces=spaces)
     return _beside("even", problem, again.plans[0].config, best) if again.plans else None, again.complete

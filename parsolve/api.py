@@ -142,7 +142,7 @@ def solve(
     hint: Iterable[Config] = (),
     time_limit: float | None = None,
     workers: int = 1,
-    cuts: str = "any",
+    cuts: str = "auto",
     progress: Callable[[str], None] | None = None,
     log: bool = False,
 ) -> Result:
@@ -162,8 +162,9 @@ def solve(
     hint: configurations to start from.
     time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
     workers: threads of CP-SAT; the answer is the same with any number.
-    cuts: ``any`` solves for the best of all cuts of the layers for each of up to 20 plans, where the launcher takes
-        layout strings; ``listed`` takes even cuts, first/last counts, and embedding and loss counted as layers.
+    cuts: of the layers into stages. ``listed``: equal chunks, first/last counts, embedding and loss counted as layers;
+        ``any``: the best of all for each of up to 20 plans, where the launcher takes layout strings; ``auto``: listed,
+        or any where no listed cut is legal.
     progress: called with a line of text now and then.
 
     Raises
@@ -184,8 +185,8 @@ def solve(
     problem = restrict(problem, pin, forbid, max, min, own)
     if pareto and (objective != "step_time" or within is not None or distinct):
         raise SpecError("the Pareto front goes with no other objective, within or distinct", "pareto")
-    if cuts not in ("any", "listed"):
-        raise SpecError(f"{cuts!r} is neither any nor listed", "cuts")
+    if cuts not in ("auto", "any", "listed"):
+        raise SpecError(f"{cuts!r} is none of auto, any, listed", "cuts")
     if workers < 1:
         raise SpecError(f"at least one worker is needed, not {workers}", "workers")
     request = Request(
@@ -198,7 +199,7 @@ def solve(
         tuple(hint),
         time_limit,
         workers,
-        cuts == "any",
+        cuts,
     )
     return solve_problem(problem, request, progress, log)
 

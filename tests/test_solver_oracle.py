@@ -30,9 +30,9 @@ def without_cuts(ranking: Ranking) -> list[tuple[float, Config]]:
 
 def compare(seed: int, large: bool, k: int) -> None:
     problem = random_problem(seed, large)
-    ranking = rank(problem, Query(top=k))
-    assert ranking.complete
     any_cut = k <= ANY_CUT_TOP
+    ranking = rank(problem, Query(top=k, cuts="any" if any_cut else "listed"))
+    assert ranking.complete
     expected = enumerate_all(problem, k, any_cut)
     if any_cut:
         assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
@@ -120,7 +120,7 @@ def test_within_and_distinct_equal_the_oracle(seed: int) -> None:
     first: dict[tuple[int, ...], tuple[float, object]] = {}
     for key, config in expected:
         first.setdefault(layout_of(config), (key, config))
-    distinct = rank(problem, Query(8, distinct=True, any_cut=False))
+    distinct = rank(problem, Query(8, distinct=True, cuts="listed"))
     assert distinct.complete
     assert [(plan.key, plan.config) for plan in distinct.plans] == list(first.values())[:8]
 
@@ -137,7 +137,7 @@ def test_least_memory_equals_the_oracle(seed: int) -> None:
 def test_shard_groups_equal_the_oracle(seed: int) -> None:
     problem = replace_workload(random_problem(seed), shard_group=(2, 4, 3)[seed % 3])
     expected = enumerate_all(problem, 10, any_cut=True)
-    ranking = rank(problem, Query(top=10))
+    ranking = rank(problem, Query(top=10, cuts="any"))
     assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
 
 
@@ -147,7 +147,7 @@ def test_quantised_traffic_equals_the_oracle(what: str) -> None:
     problem = Problem("a100-sxm-80gb:2x8", "llama2-7b", **options)
     expected = enumerate_all(problem, 10, any_cut=True)
     assert expected
-    ranking = rank(problem, Query(top=10))
+    ranking = rank(problem, Query(top=10, cuts="any"))
     assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
 
 
@@ -204,7 +204,7 @@ def test_distinct_layouts_across_batches_equal_the_oracle(options: dict[str, obj
     first: dict[tuple[int, ...], tuple[float, object]] = {}
     for key, config in expected:
         first.setdefault(layout_of(config), (key, config))
-    ranking = rank(problem, Query(6, distinct=True, any_cut=False))
+    ranking = rank(problem, Query(6, distinct=True, cuts="listed"))
     assert ranking.complete
     assert first
     assert [(plan.key, plan.config) for plan in ranking.plans] == list(first.values())[:6]

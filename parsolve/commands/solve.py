@@ -29,11 +29,12 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
 )
 @click.option(
     "--cuts",
-    type=click.Choice(["any", "listed"]),
-    default="any",
+    type=click.Choice(["auto", "any", "listed"]),
+    default="auto",
     show_default=True,
-    help="any: the best of all cuts of the layers for each of up to 20 plans, where the launcher takes layout strings;"
-    " listed: even cuts, first/last counts, embedding and loss counted as layers.",
+    help="Cuts of the layers into stages. listed: equal chunks, first/last counts, embedding and loss counted as"
+    " layers; any: the best of all cuts for each of up to 20 plans, where the launcher takes layout strings, in seconds"
+    " instead of tenths and up to 5 % faster where tried; auto: listed, or any where no listed cut is legal.",
 )
 @click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
 @click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")

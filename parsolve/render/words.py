@@ -154,7 +154,7 @@ def _space(data: Data) -> str:
 _CUTS = {
     "any": "; any cut of the layers into chunks of half to twice the even share, alike but for one layer within a rank "
     "(the first and last chunk may hold fewer)",
-    "listed": "; cuts of the layers as listed (equal chunks and the launcher's simple unequal forms)",
+    "listed": "; cuts of the layers as listed (equal chunks and the launcher's simple unequal forms; --cuts any: all)",
 }
 """What the proof covers; ``docs/solver.md`` states both domains."""
 _IMPLIED = ("dp", "edp", "shards")
