@@ -136,8 +136,8 @@ def main() -> None:
         "# Solver benchmark",
         "",
         f"`python benchmarks/solve.py`, top {options.top}, Python {platform.python_version()}, {machine()}, one solver "
-        "thread. CPU-seconds of the solve: tables, bounds, ranking and proof, without start-up. The any-cut columns are of "
-        f"`--cuts any`, the best of all cuts for every plan, stopped after {ANY_CUT_LIMIT_S:.0f} s of wall time.",
+        "thread. CPU-seconds of the solve: tables, bounds, ranking and proof, without start-up. The any-cut columns "
+        f"are of `--cuts any`, all cuts of every plan, stopped after {ANY_CUT_LIMIT_S:.0f} s of wall time.",
         "The last column is the vectorised enumeration of the same space in the same process, when asked for "
         f"(`--enumerate`, here stopped after {options.enumerate:g} s of wall time).",
         *table("Standard problems", PROBLEMS, options.top, options.enumerate),

@@ -452,6 +452,10 @@ class _Search:
                     if complete is not None:  # the join found the best cut
                         values.pop("split", None)
                     model.block(values)
+        if complete is not None and not best.query.distinct:  # what the join has evaluated and found dearer
+            known = complete.table.keep(complete.cost <= worst * (1 + SLACK))
+            for i in range(known.size if known.size <= MAX_BLOCKED else 0):
+                model.block({axis: int(column[i]) for axis, column in known.values.items()})
         while True:
             if self.clock.over():
                 return False, base.lower_bound

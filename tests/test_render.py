@@ -239,12 +239,12 @@ def test_infeasible_prints_conflict_and_what_helps() -> None:
 @pytest.mark.parametrize(
     ("status", "solver", "bound", "part"),
     [
-        ("optimal", {}, 1.0, "no legal plan of this model is faster than"),
+        ("optimal", {}, 1.0, "no legal plan in these domains is faster than"),
         (
             "feasible",
             {},
             0.01,
-            "not proven optimal: the time limit ran out; no legal plan of this model is faster than 0.01",
+            "not proven optimal: the time limit ran out; no legal plan in these domains is faster than 0.01",
         ),
         ("feasible", {}, 0.0, "the time limit ran out before there was any bound"),
         ("feasible", {"interrupted": True}, 0.01, "not proven optimal: interrupted; no legal plan"),

@@ -125,12 +125,12 @@ def certificate(data: Data) -> str:
     if status == "optimal":
         proof = f"optimal; bound {_cost(bound, data)}, gap {_gap(gap)} %"
         claim = "faster" if objective["name"].startswith("step_time") else f"better in {objective['name']}"
-        return f"no legal plan of this model is {claim} than {_cost(objective['best'], data)} ({proof}), {where}"
+        return f"no legal plan in these domains is {claim} than {_cost(objective['best'], data)} ({proof}), {where}"
     if not bound:
         return f"feasible, not proven optimal: {stopped} before there was any bound, {where}"
     return (
-        f"feasible, not proven optimal: {stopped}; no legal plan of this model is faster than {_cost(bound, data)}, so "
-        f"the best one shown ({_cost(objective['best'], data)}) can be improved by {_gap(gap)} % at most, {where}"
+        f"feasible, not proven optimal: {stopped}; no legal plan in these domains is faster than {_cost(bound, data)}, "
+        f"so the best one shown ({_cost(objective['best'], data)}) can be improved by {_gap(gap)} % at most, {where}"
     )
 
 
@@ -154,7 +154,8 @@ def _space(data: Data) -> str:
 _CUTS = {
     "any": "; any cut of the layers into chunks of half to twice the even share, alike but for one layer within a rank "
     "(the first and last chunk may hold fewer)",
-    "listed": "; cuts of the layers as listed (equal chunks and the launcher's simple unequal forms; --cuts any: all)",
+    "listed": "; cuts of the layers as listed: equal chunks and the launcher's simple unequal forms "
+    "(--cuts any looks at all)",
 }
 """What the proof covers; ``docs/solver.md`` states both domains."""
 _IMPLIED = ("dp", "edp", "shards")
