@@ -6,9 +6,12 @@ import math
 import random
 
 import numpy as np
+import oracle
 import pytest
 from cut_problems import LARGEST, StageProblem, stage_problem
 
+import parsolve
+from parsolve import Model, Problem
 from parsolve.evaluation import active_limits, instance_for, objective_tree, objective_value, violations
 from parsolve.objectives.step_time import items
 from parsolve.optimizer import best_cut as search
@@ -18,7 +21,7 @@ from parsolve.optimizer.cut_caps import caps
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.specs import Recompute
-from parsolve.splits import Split, Splits, classify, free, free_shape
+from parsolve.splits import Split, Splits, classify, free, free_shape, rank_cuts
 
 
 def solve(of: StageProblem, to_beat: float) -> Found | None:
@@ -167,3 +170,36 @@ def test_the_relaxation_of_all_cuts_is_below_each(block: int) -> None:
             for quantity in trees:
                 each = np.broadcast_to(quantity.value(p, values), (size,))
                 assert each[0] <= each[1:].min() * (1 + 1e-9) + 1e-15, (seed, quantity.name, changes)
+
+
+@pytest.mark.parametrize(("layers", "pp", "vpp"), [(2, 2, 2), (7, 4, 1), (9, 2, 3), (12, 4, 2), (31, 3, 5), (16, 1, 1)])
+def test_cuts_of_a_rank_equal_their_definition(layers: int, pp: int, vpp: int) -> None:
+    for rank in range(pp):
+        found = rank_cuts(layers, pp, vpp, rank)
+        cuts = [tuple(sizes) for sizes in found.sizes.tolist()]
+        assert len(set(cuts)) == len(cuts) and found.total.tolist() == sorted(map(sum, cuts))
+        for side, fuller_first in ((found.fuller_first, True), (found.fuller_last, False)):
+            mine = {cut for cut, there in zip(cuts, side.tolist(), strict=True) if there}
+            assert mine == set(oracle.rank_cuts(layers, pp, vpp, rank, fuller_first))
+
+
+def test_all_cuts_are_searched_where_no_listed_one_is_legal() -> None:
+    """9 layers in 8 chunks: not equal, not with an end counted as a layer, not with own counts for the end ranks."""
+    model = Model(
+        name="m",
+        num_layers=9,
+        hidden_size=1024,
+        ffn_size=4096,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=32000,
+    )
+    problem = Problem("h100-sxm:1x8", model, seq_len=1024, gbs=64)
+    pin = {"pp": 4, "vpp": 2}
+    listed, every, default = (parsolve.solve(problem, top=2, pin=pin, cuts=cuts) for cuts in ("listed", "any", "auto"))
+    assert listed.status == "infeasible" and "--cuts any" in listed.infeasible.explanation
+    assert every.status == default.status == "optimal" and default.solver["cuts"] == "any"
+    assert [plan.config for plan in every.plans] == [plan.config for plan in default.plans]
+    divided = parsolve.solve(problem, top=2, pin={"pp": 3, "tp": 1, "dp": 1}, cuts="auto")
+    assert divided.status == "infeasible"

@@ -13,7 +13,7 @@ from parsolve import Model, Problem, check, evaluate, load_cluster
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts
-from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan
+from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan, plain_paths, shape_of
 from parsolve.objectives.step_time import items, pipeline_length
 from parsolve.problem import Instance
 from parsolve.specs import MoE, Recompute
@@ -276,3 +276,26 @@ def test_an_illegal_number_of_interleaved_microbatches_has_an_estimate() -> None
     incomplete = evaluate(problem, "tp=1,pp=4,vpp=2,mbs=1")
     assert any(broken.rule == "microbatch_group" for broken in check(problem, "tp=1,pp=4,vpp=2,mbs=1"))
     assert incomplete.step_time_s > 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plain_paths_are_paths(seed: int) -> None:
+    """None is longer than the schedule, whatever the times."""
+    rng = np.random.default_rng(seed)
+    pp = int(rng.integers(1, 8))
+    shape = shape_of(pp, int(rng.integers(1, 5)) if pp > 1 else 1, int(rng.integers(1, 30)))
+    forward, backward = rng.random((2, shape.pp * shape.vpp)) * (rng.random((2, shape.pp * shape.vpp)) > 0.1)
+    delay = float(rng.choice([0.0, 0.1, 1.0]))
+    length = makespan(shape, forward, backward, delay)
+    for paths in plain_paths(shape):
+        assert 1 <= len(paths.transfers) <= 4
+        lengths = paths.forward @ forward + paths.backward @ backward + paths.transfers * delay
+        assert lengths.max() <= length * (1 + 1e-12)
+
+
+def test_a_plain_path_may_be_the_longest() -> None:
+    """Equal stages in plain 1F1B: the last rank's."""
+    ones = np.ones(4)
+    paths = plain_paths(Shape(4, 1, 8))
+    longest = max(float((p.forward @ ones + p.backward @ ones).max()) for p in paths)
+    assert longest == makespan(Shape(4, 1, 8), ones, ones) == 22
