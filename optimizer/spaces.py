@@ -81,6 +81,9 @@ class Spaces:
         if not self._narrows(problem):
             return Spaces(problem, self.objective, any_cut=self.any_cut).once(problem, gbs, bound)
         if gbs not in self.shared:
+            p, domains = domain_module.build(problem, gbs, self.domains, self.any_cut)
+            if any(len(values) == 0 for values in domains.values()):
+                return Space(p, domains, None)
             space = self.once(self.problem, gbs)
             done = space.rows is None
             self.shared[gbs] = space if done else _Shared(space, _leaves(space))
