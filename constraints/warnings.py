@@ -17,9 +17,12 @@ def few_microbatches(p: Instance, *, pp: Any, grad_acc: Any) -> Any:
     return (pp > 1) & (grad_acc < 2 * pp)
 
 
-@warning("the pipeline bubble is over 10 % of the step: (pp-1)/(vpp*m+pp-1) with pp={pp}, vpp={vpp}, m={grad_acc}")
+@warning(
+    "filling and draining equal stages takes over 10 % of the step: (pp-1)/(vpp*m+pp-1) with pp={pp}, vpp={vpp}, "
+    "m={grad_acc}"
+)
 def large_bubble(p: Instance, *, pp: Any, vpp: Any, grad_acc: Any) -> Any:
-    """More than a tenth of the step is pipeline fill and drain."""
+    """More than a tenth of the step is pipeline fill and drain where the stages are equal."""
     return (pp - 1) / (vpp * grad_acc + pp - 1) > 0.10
 
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
-from parsolve.splits import balanced
+from parsolve.splits import Layers, balanced
 
 if TYPE_CHECKING:
     from parsolve.optimizer.ranking import _List, _Search
@@ -110,11 +111,11 @@ class AnyCut:
         cuts = rows.cuts(i)
         if cuts is None:
             return Found(None, beat, True)
-        row = rows.row(i)
+        row, confirm = rows.row(i), partial(_is_legal, self.p, rows.configs[i])
         if cuts[0].chosen is not None:
-            return best_cut(self.p, row, beat, self.paths, *cuts, self.deadline)
+            return best_cut(self.p, row, beat, self.paths, *cuts, confirm, self.deadline)
         for guess, alone in rows.rising(i):
-            answer = best_cut(self.p, row, guess, self.paths, alone, 0, self.deadline)
+            answer = best_cut(self.p, row, guess, self.paths, alone, 0, confirm, self.deadline)
             if answer.layers is not None or not answer.proven:
                 return answer
         return Found(None, beat, True)
@@ -133,12 +134,18 @@ class AnyCut:
                     self._list(rows.configs[i], cut)
         rows.refresh()
 
-    def _list(self, config: Config, layers: tuple[tuple[int, ...], ...]) -> None:
-        """Evaluate and list a plan with its cut found."""
-        full = replace(config, layers_per_stage=layers)
-        p = instance_for(self.p.problem, layers, self.p.gbs)
-        if not violations(p, full):
+    def _list(self, config: Config, layers: Layers) -> None:
+        """Evaluate and list a plan with its cut found, if it is legal."""
+        if _is_legal(self.p, config, layers):
+            full = replace(config, layers_per_stage=layers)
+            p = instance_for(self.p.problem, layers, self.p.gbs)
             self.search.list_plan(p, full, objective_value(p, full))
+
+
+def _is_legal(p: Instance, config: Config, layers: Layers) -> bool:
+    """Whether the evaluator finds nothing against a configuration with that cut."""
+    own = instance_for(p.problem, layers, p.gbs)
+    return not violations(own, replace(config, layers_per_stage=layers))
 
 
 def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
@@ -286,9 +293,10 @@ def _first_among(p: Instance, base: Filter, rows: int, deadline: float) -> tuple
             cuts = candidates.cuts(i)
             if cuts is None:
                 continue
-            found = best_cut(p, candidates.row(i), 1.0, Paths(), *cuts, deadline)
+            config = configs_of(p, table, [i])[0]
+            found = best_cut(p, candidates.row(i), 1.0, Paths(), *cuts, partial(_is_legal, p, config), deadline)
             if found.layers is not None:
-                return joined, replace(configs_of(p, table, [i])[0], layers_per_stage=found.layers)
+                return joined, replace(config, layers_per_stage=found.layers)
             if not found.proven:
                 raise TimeoutError
     return joined, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,9 +56,19 @@ class Found:
 
 
 def best_cut(
-    p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts, i: int, deadline: float = math.inf
+    p: Instance,
+    row: Row,
+    to_beat: float,
+    paths: Paths,
+    cuts: ShapeCuts,
+    i: int,
+    confirm: Callable[[Layers], bool],
+    deadline: float = math.inf,
 ) -> Found:
-    """The cheapest legal cut of a row, the ``i``-th of ``cuts``, that costs less than ``to_beat``, with proof."""
+    """The cheapest legal cut of a row, the ``i``-th of ``cuts``, that costs less than ``to_beat``, with proof.
+
+    ``confirm``: whether a cut is legal to the last byte; the linear forms leave room for their rounding.
+    """
     master = _master(p, row, to_beat, paths, cuts, i)
     best: Layers | None = None
     cost = to_beat
@@ -80,8 +91,9 @@ def best_cut(
                 if length > path.length(*passes) * (1 + SLACK):
                     path = critical_path(row.shape, *passes)[1]
                 value = cost_at(row, of, length)
-                if value < cost * (1 - SLACK):
-                    best, cost = from_model_order(counts.tolist(), row.shape.pp), value
+                layers = from_model_order(counts.tolist(), row.shape.pp)
+                if value < cost * (1 - SLACK) and confirm(layers):
+                    best, cost = layers, value
                     master.improve(cost)
             found.append(path)
         master.forbid()

@@ -17,7 +17,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import SpecError
-from parsolve.evaluation import Violation, active_limits, active_rules, instance_for, total_time
+from parsolve.evaluation import Violation, active_limits, active_rules
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.any_cut import first_legal_cut
@@ -283,17 +283,19 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
 
 def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible | None:
     """Said when the cuts that can be listed are the only obstacle: some other cut of the layers is legal."""
-    budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
+    watch = _Watch(
+        time.perf_counter() + (TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit)))
+    )
     try:
-        found = first_legal(problem, time.perf_counter() + budget)
+        found = first_legal(problem, watch.deadline)
     except OutOfTime:
         return None
     if found is None:
         return None
-    own = instance_for(problem, found.layers_per_stage, found.gbs)
     text = f"no listed cut of the layers is legal; {found.layers_text()} is: take --cuts any"
-    change = Relaxation("any cut of the layers (--cuts any)", "listed cuts", total_time(own, found))
-    return Infeasible((), text, (change,))
+    ranking = rank(problem, Query(1, cuts="any"), max(0.0, watch.left()))
+    step = ranking.plans[0].step_time_s if ranking.complete and ranking.plans else None
+    return Infeasible((), text, (Relaxation("any cut of the layers (--cuts any)", "listed cuts", step),))
 
 
 def least_memory(problem: Problem, time_limit: float | None = None) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.evaluation import Estimate
 from parsolve.optimizer.conflicts import Feasibility
-from parsolve.optimizer.ranking import Query, rank
+from parsolve.optimizer.ranking import Query, Ranking, rank
 from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Problem
 from parsolve.restrictions import restrict, show_value
@@ -22,15 +22,16 @@ EACH_S = 10.0
 
 
 def counterfactuals(
-    problem: Problem, best: Plan, domains: dict[str, list[int]], spaces: Spaces
+    problem: Problem, plans: tuple[Plan, ...], answer: Ranking, spaces: Spaces
 ) -> tuple[Counterfactual, ...]:
     """One answer for the values next to the best plan's on each axis, cheapest first within an axis.
 
-    ``spaces``: those of the problem; each question is a mask on them.
+    ``plans``: of the ``answer``. The questions are asked of cuts that can be listed; where the answer has others, a
+    plan of its list may be better, and nothing is proven. ``spaces``: those of the problem; each question is a mask.
     """
     feasibility = Feasibility(problem)
-    questions = _questions(best.config, domains)
-    return tuple(_answer(problem, best, axis, value, spaces, feasibility) for axis, value in questions)
+    questions = _questions(plans[0].config, answer.domains)
+    return tuple(_answer(problem, plans, axis, value, answer, spaces, feasibility) for axis, value in questions)
 
 
 def _questions(config: Config, domains: dict[str, list[int]]) -> Iterator[tuple[str, int]]:
@@ -43,25 +44,35 @@ def _questions(config: Config, domains: dict[str, list[int]]) -> Iterator[tuple[
 
 
 def _answer(
-    problem: Problem, best: Plan, axis: str, value: int, spaces: Spaces, feasibility: Feasibility
+    problem: Problem,
+    plans: tuple[Plan, ...],
+    axis: str,
+    value: int,
+    answer: Ranking,
+    spaces: Spaces,
+    feasibility: Feasibility,
 ) -> Counterfactual:
+    best = plans[0]
     change = f"{axis}={show_value(axis, value)}"
     asked = restrict(problem, {axis: show_value(axis, value)})
     ranking = rank(asked, Query(top=1), time_limit=EACH_S, spaces=spaces)
-    if not ranking.plans and not ranking.complete:
+    proven = ranking.complete and ranking.cuts in ("any", answer.cuts)
+    listed = [plan for plan in answer.plans if int(getattr(plan.config, axis)) == value]
+    found = min((*ranking.plans, *listed), key=lambda plan: plan.key, default=None)
+    if found is None and not ranking.complete:
         return Counterfactual(change, None, None, None, f"no plan found in {EACH_S:.0f} s, none excluded", proven=False)
-    if not ranking.plans:
+    if found is None:
         members = [m.name for m in feasibility.conflict(asked)]
         pinned = f"pin {change}"
         against = [name for name in members if name != pinned]
         return Counterfactual(change, None, None, None, f"illegal: excluded by {', '.join(against) or 'the grids'}")
     from parsolve.api import make_plan
 
-    other = make_plan(problem, ranking.plans[0].config)
+    other = make_plan(problem, found.config)
     cost = _cost(problem, other.estimate)
     relative = cost / _cost(problem, best.estimate)
     cause = _cause(best.estimate, other.estimate, best.config.gbs / other.config.gbs)
-    return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause, ranking.complete)
+    return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause, proven)
 
 
 def _cost(problem: Problem, estimate: Estimate) -> float:

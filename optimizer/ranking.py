@@ -85,7 +85,10 @@ class Query:
 
 @dataclass
 class Ranking:
-    """The best plans in order, with what was proven about them."""
+    """The best plans in order, with what was proven about them.
+
+    ``cuts``: ``listed``, ``any``, or ``first any`` where only the first plans have the best of all cuts.
+    """
 
     plans: list[Ranked] = field(default_factory=list)
     complete: bool = False
@@ -96,7 +99,7 @@ class Ranking:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     legal: int | None = None
-    any_cut: bool = False
+    cuts: str = "listed"
     open_bound: float = 0.0
 
 
@@ -134,8 +137,13 @@ def without_cut(config: Config) -> Config:
 
 
 def solves_any_cut(problem: Problem) -> bool:
-    """Whether short lists get the best of all cuts; with memory in the goal the cuts that can be listed are taken."""
-    return problem.goal == STEP_TIME and domain_module.takes_any_cut(problem)
+    """Whether the best of all cuts can be solved for; else the cuts that can be listed are taken.
+
+    So with memory in the goal, with a user's rule over cuts, and under GPipe.
+    """
+    over_cuts = any("split" in rule.axes for rule in problem.rules)
+    one_f_one_b = problem.workload.schedule == "1f1b"
+    return problem.goal == STEP_TIME and not over_cuts and one_f_one_b and domain_module.takes_any_cut(problem)
 
 
 def layout_of(config: Config) -> tuple[int, int, int, int]:
@@ -214,7 +222,7 @@ def rank(
     """
     seeds, clock = tuple(seeds), _Clock(time_limit)
 
-    def run(query: Query, seeds: tuple[Config, ...] = seeds) -> Ranking:
+    def run(query: Query) -> Ranking:
         return _rank(problem, query, clock, progress, log, seeds, spaces, workers)
 
     if query.cuts == "listed" or not solves_any_cut(problem):
@@ -226,8 +234,22 @@ def rank(
     if query.short:
         return run(replace(query, cuts="any"))
     head = run(replace(query, top=ANY_CUT_TOP, cuts="any"))
-    whole = run(replace(query, cuts="listed"), (*seeds, *(plan.config for plan in head.plans)))
-    whole.any_cut = head.complete and len(head.plans) < ANY_CUT_TOP
+    if head.complete and len(head.plans) < ANY_CUT_TOP:
+        return head
+    return _joined_lists(query, head, run(replace(query, cuts="listed")))
+
+
+def _joined_lists(query: Query, head: Ranking, whole: Ranking) -> Ranking:
+    """A long list: its first plans over any cut, and the others over cuts that can be listed."""
+    best = _List(query)
+    best.add([*head.plans, *whole.plans])
+    whole.plans = best.sorted()
+    whole.complete &= head.complete
+    whole.bound = min(head.bound, whole.bound)
+    whole.domains = {axis: sorted({*values, *head.domains.get(axis, [])}) for axis, values in whole.domains.items()}
+    whole.search_space = max(head.search_space, whole.search_space)
+    whole.legal = None
+    whole.cuts = "first any"
     return whole
 
 
@@ -301,7 +323,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.own = Spaces(self.problem)
         self.any_cut = self.best.query.cuts == "any"
-        self.result.any_cut = self.any_cut
+        self.result.cuts = self.best.query.cuts
 
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
@@ -312,13 +334,14 @@ class _Search:
         self.result.search_space += _combinations(domains)
         if base is None:
             return self._any_cut(gbs) if self.any_cut else (True, math.inf)
-        self.result.open_bound = base.lower_bound
+        lower_bound = 0.0 if self.any_cut else base.lower_bound
+        self.result.open_bound = lower_bound
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:
             self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
         for guess in self._guesses():
             if self.clock.over():
-                return False, base.lower_bound
+                return False, lower_bound
             limit = min(self._limit(), base.lower_bound * guess)
             joined = self._enumerate(base, p, limit)
             self.say(self._progress(gbs, base.lower_bound, joined.table.size))
@@ -369,7 +392,7 @@ class _Search:
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
             listed = config.layers_per_stage in p.splits.index
-            if config.gbs == p.gbs and inside:
+            if config.gbs == p.gbs and inside and (listed or self.any_cut):
                 own = p if listed else instance_for(self.problem, config.layers_per_stage, p.gbs)
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))

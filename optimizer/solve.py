@@ -75,12 +75,15 @@ def solve_problem(
     except InterruptedRanking as stop:
         ranking, interrupted = stop.ranking, True
     status = _status(ranking)
+    goal = request.objective
+    with_memory = goal.first == "memory" or bool(goal.weights and goal.second == "memory")
     figures: dict[str, Any] = {
         "wall_s": ranking.wall_s,
         "cpu_s": ranking.cpu_s,
         "search_space": ranking.search_space,
         "legal": ranking.legal,
-        "cuts": "any" if ranking.any_cut else "listed",
+        "cuts": ranking.cuts,
+        "all_cuts": ranking.cuts == "any" or with_memory or not takes_any_cut(problem),
     }
     if interrupted:
         figures["interrupted"] = True
@@ -108,7 +111,7 @@ def solve_problem(
     if status == "infeasible":
         from parsolve.optimizer.conflicts import explain_infeasible, only_cuts
 
-        if ranking.complete and not ranking.any_cut and takes_any_cut(problem):
+        if ranking.complete and ranking.cuts != "any" and takes_any_cut(problem):
             reason = only_cuts(problem, left)
             if reason is not None:
                 return replace(result, infeasible=reason)
@@ -116,7 +119,7 @@ def solve_problem(
     if request.explain and plans and not interrupted:
         from parsolve.optimizer.counterfactuals import counterfactuals
 
-        return replace(result, counterfactuals=counterfactuals(problem, plans[0], ranking.domains, spaces))
+        return replace(result, counterfactuals=counterfactuals(problem, plans, ranking, spaces))
     return result
 
 
@@ -131,10 +134,16 @@ def _ranking(
     """The plans that the request asks for, in its order."""
 
     start = time.perf_counter()
+    cuts = request.cuts
 
     def run(asked: Problem, query: Query) -> Ranking:
+        """All questions of one request are asked of the same cuts."""
+        nonlocal cuts
         left = None if request.time_limit is None else request.time_limit - (time.perf_counter() - start)
-        return rank(asked, replace(query, cuts=request.cuts), left, progress, log, seeds, spaces, request.workers)
+        ranking = rank(asked, replace(query, cuts=cuts), left, progress, log, seeds, spaces, request.workers)
+        if cuts == "auto":
+            cuts = "listed" if ranking.cuts == "listed" else "any"
+        return ranking
 
     objective = request.objective
     if request.pareto:

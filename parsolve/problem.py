@@ -14,7 +14,7 @@ from parsolve.errors import SpecError, UnknownNameError
 from parsolve.functions import Limit, Rule, Term
 from parsolve.specs import Cluster, Model, Profile, Workload
 from parsolve.specs.workload import MEGATRON_LIKE
-from parsolve.splits import Layers, Splits
+from parsolve.splits import Splits
 
 DEFAULT_VERSIONS = {
     "megatron": "0.19",
@@ -193,11 +193,6 @@ class Instance:
         self.seq_len = self.workload.seq_len
         self.world = self.cluster.num_gpus
         self.domain = self.cluster.gpus_per_domain
-
-    def with_cut(self, layers: Layers) -> Instance:
-        """The same instance with one more cut on its list."""
-        splits = self.splits.with_cut(layers)
-        return self if splits is self.splits else Instance(self.problem, self.gbs, splits)
 
     @property
     def megatron_core(self) -> tuple[int, ...]:

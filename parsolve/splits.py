@@ -352,13 +352,6 @@ class Splits:
         """Each cut as chunk sizes in model order."""
         return ["|".join(map(str, model_order(cut.layers))) for cut in self.cuts]
 
-    def with_cut(self, layers: Layers) -> Splits:
-        """The same list with one more cut, if it is new."""
-        if layers in self.index:
-            return self
-        cut = Split(layers, classify(layers, len(self.layer_is_moe)))
-        return Splits(self.layer_is_moe, (*self.cuts, cut))
-
 
 def saturated(pp: Any, vpp: Any) -> Any:
     """A number of microbatches from which on no rank holds more: pp in plain 1F1B, a few groups when interleaved."""

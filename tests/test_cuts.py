@@ -35,7 +35,7 @@ def solve(of: StageProblem, to_beat: float) -> Found | None:
     options = ShapeCuts.of(
         of.p, linear, items(of.p, of.values), of.values, reach.most, reach.least, np.array([to_beat])
     )
-    return best_cut(of.p, row, to_beat, Paths(), options, 0)
+    return best_cut(of.p, row, to_beat, Paths(), options, 0, lambda _: True)
 
 
 def targets(rng: random.Random, best: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from oracle import enumerate_all
@@ -13,11 +14,11 @@ from parsolve import Problem, SpecError
 from parsolve.config import Config
 from parsolve.constraints.memory import stage_memory
 from parsolve.evaluation import instance_for, objective_value, stage_memories, violations
-from parsolve.functions import Limit
+from parsolve.functions import Limit, rule
 from parsolve.optimizer import ranking as ranking_module
 from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, rank, rank_key, without_cut
 from parsolve.optimizer.solve import PARETO_STEP
-from parsolve.problem import replace_workload
+from parsolve.problem import Instance, replace_workload
 from parsolve.restrictions import restrict
 
 DEPTHS = (1, 3, 10, 50)
@@ -125,6 +126,63 @@ def test_within_and_distinct_equal_the_oracle(seed: int) -> None:
     assert [(plan.key, plan.config) for plan in distinct.plans] == list(first.values())[:8]
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_long_lists_over_any_cut(seed: int) -> None:
+    """Whole when they are short after all; else the first plans are the best over any cut, and none is worse."""
+    problem = random_problem(seed)
+    expected = enumerate_all(problem, 60, any_cut=True)
+    if not expected:
+        pytest.skip("infeasible")
+    cap = expected[0][0] * 1.02
+    inside = [row for row in expected if row[0] <= cap]
+    within = rank(problem, Query(None, cap, cuts="any"))
+    assert within.complete
+    if len(inside) < ANY_CUT_TOP:
+        assert within.cuts in ("any", "listed") and len(within.plans) == len(inside)
+    names = [(key, without_cut(config)) for key, config in expected[:ANY_CUT_TOP]]
+    long = rank(problem, Query(top=60, cuts="any"))
+    assert long.complete and without_cuts(long)[:ANY_CUT_TOP] == names
+    assert without_cuts(within)[: len(inside)][:ANY_CUT_TOP] == names[: len(inside)]
+    listed = rank(problem, Query(top=60, cuts="listed"))
+    assert all(mine.key <= theirs.key for mine, theirs in zip(long.plans, listed.plans, strict=False))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_budget_of_a_byte_less_than_the_best_plan_needs(seed: int) -> None:
+    problem = random_problem(seed)
+    best = enumerate_all(problem, 1, any_cut=True)
+    if not best:
+        pytest.skip("infeasible")
+    p = instance_for(problem, best[0][1].layers_per_stage, best[0][1].gbs)
+    budget = max(stage.total for stage in stage_memories(p, best[0][1])) - 1
+    tight = problem.with_(limits=[Limit("a byte less", stage_memory, lambda p: float(budget), "")])
+    expected = enumerate_all(tight, 3, any_cut=True)
+    ranking = rank(tight, Query(top=3, cuts="any"))
+    assert ranking.complete
+    assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in expected]
+
+
+def test_a_rule_over_cuts_leaves_the_listed_ones() -> None:
+    """The best of all cuts cannot be looked for under a rule that speaks of cuts."""
+    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
+    unequal = problem.with_(rules=[rule("unequal cuts only")(_unequal)])
+    ranking = rank(unequal, Query(top=5, cuts="any"))
+    assert ranking.cuts == "listed" and ranking.complete
+    assert [(plan.key, plan.config) for plan in ranking.plans] == enumerate_all(unequal, 5)
+
+
+def _unequal(p: Instance, *, split: Any) -> Any:
+    return ~p.splits.even[split]
+
+
+def test_a_hint_outside_the_cuts_asked_for_is_ignored() -> None:
+    problem = Problem("h100-sxm:16x8", "llama2-70b", seq_len=4096, gbs=1024)
+    every = parsolve.solve(problem, top=1, cuts="any")
+    plain, hinted = (parsolve.solve(problem, top=3, cuts="listed", hint=hint) for hint in ([], [every.best.config]))
+    assert every.best.config not in [plan.config for plan in plain.plans]
+    assert [plan.config for plan in hinted.plans] == [plan.config for plan in plain.plans]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_least_memory_equals_the_oracle(seed: int) -> None:
     problem = random_problem(seed).with_(goal=((1.0, "memory"),))
@@ -162,7 +220,7 @@ def test_the_pareto_front_equals_the_oracle(seed: int) -> None:
         within = Limit("within", stage_memory, lambda p, budget=budget: budget, "")
         return enumerate_all(problem.with_(limits=[within]), 1, any_cut=True)
 
-    for plan in parsolve.solve(problem, pareto=True).plans:
+    for plan in parsolve.solve(problem, pareto=True, cuts="any").plans:
         p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
         memory = max(stage.total for stage in stage_memories(p, plan.config))
         assert memory <= budget

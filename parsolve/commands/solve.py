@@ -93,6 +93,8 @@ def command(**options: Any) -> int:
         log=output.verbose and not output.quiet,
     )
     write_extras(result, options, output)
+    if options["cuts"] == "any" and result.solver["cuts"] == "listed":
+        output.note("cuts", "as listed; goals with memory, and launchers without layout strings, have no others")
     data = result.to_json()
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas

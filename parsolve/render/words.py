@@ -126,6 +126,8 @@ def certificate(data: Data) -> str:
         proof = f"optimal; bound {_cost(bound, data)}, gap {_gap(gap)} %"
         claim = "faster" if objective["name"].startswith("step_time") else f"better in {objective['name']}"
         return f"no legal plan in these domains is {claim} than {_cost(objective['best'], data)} ({proof}), {where}"
+    if data.get("pareto"):
+        return f"the Pareto front as far as it was found, not complete: {stopped}, {where}"
     if not bound:
         return f"feasible, not proven optimal: {stopped} before there was any bound, {where}"
     return (
@@ -148,14 +150,16 @@ def _space(data: Data) -> str:
     text = "; ".join(f"{axis} {_values(axis, values)}" for axis, values in domains.items() if axis not in _IMPLIED)
     size = data["solver"].get("search_space")
     cuts = _CUTS.get(data["solver"].get("cuts", ""), "")
+    if data["solver"].get("cuts") == "listed" and not data["solver"].get("all_cuts", True):
+        cuts += " (--cuts any looks at all)"
     return (f"{size:,} combinations in domains {text}" if size is not None else f"domains {text}") + cuts
 
 
 _CUTS = {
     "any": "; any cut of the layers into chunks of half to twice the even share, alike but for one layer within a rank "
     "(the first and last chunk may hold fewer)",
-    "listed": "; cuts of the layers as listed: equal chunks and the launcher's simple unequal forms "
-    "(--cuts any looks at all)",
+    "first any": "; any cut of the layers for the first 20 plans, cuts as listed for the others",
+    "listed": "; cuts of the layers as listed: equal chunks and the launcher's simple unequal forms",
 }
 """What the proof covers; ``docs/solver.md`` states both domains."""
 _IMPLIED = ("dp", "edp", "shards")
