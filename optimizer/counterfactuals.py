@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from parsolve.config import Config
 from parsolve.evaluation import Estimate
 from parsolve.optimizer.conflicts import Feasibility
-from parsolve.optimizer.ranking import Query, Ranking, rank
+from parsolve.optimizer.ranking import Query, Ranked, Ranking, rank
 from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Problem
 from parsolve.restrictions import restrict, show_value
@@ -58,7 +59,7 @@ def _answer(
     ranking = rank(asked, Query(top=1), time_limit=EACH_S, spaces=spaces)
     proven = ranking.complete and ranking.cuts in ("any", answer.cuts)
     listed = [plan for plan in answer.plans if int(getattr(plan.config, axis)) == value]
-    found = min((*ranking.plans, *listed), key=lambda plan: plan.key, default=None)
+    found = min((*ranking.plans, *listed), key=partial(_time, problem), default=None)
     if found is None and not ranking.complete:
         return Counterfactual(change, None, None, None, f"no plan found in {EACH_S:.0f} s, none excluded", proven=False)
     if found is None:
@@ -73,6 +74,11 @@ def _answer(
     relative = cost / _cost(problem, best.estimate)
     cause = _cause(best.estimate, other.estimate, best.config.gbs / other.config.gbs)
     return Counterfactual(change, other.config, other.estimate.step_time_s, relative, cause, proven)
+
+
+def _time(problem: Problem, plan: Ranked) -> float:
+    """Step time, or time per sequence where the batch may vary, s."""
+    return plan.step_time_s / (plan.config.gbs if problem.per_token else 1)
 
 
 def _cost(problem: Problem, estimate: Estimate) -> float:

@@ -293,3 +293,16 @@ def test_runs_and_workers_give_the_same_answer(seed: int) -> None:
 def test_a_worker_is_needed() -> None:
     with pytest.raises(SpecError, match="worker"):
         parsolve.solve(Problem("h100-sxm:1x8", "llama3.1-8b", seq_len=4096, gbs=8), workers=0)
+
+
+def test_counterfactuals_know_the_list_over_any_cut() -> None:
+    """They are asked of listed cuts; a plan of the list with another cut is cheaper, and then they are not called proven."""
+    problem = Problem("h100-sxm:4x8", "llama2-70b", seq_len=4096, gbs=512)
+    result = parsolve.solve(problem, top=20, cuts="any", explain=True)
+    assert result.solver["cuts"] == "any"
+    times = {item.change: item for item in result.counterfactuals if item.step_time_s is not None}
+    assert times and not all(item.proven for item in times.values())
+    for plan in result.plans:
+        for axis in ("pp", "vpp", "tp"):
+            item = times.get(f"{axis}={getattr(plan.config, axis)}")
+            assert item is None or item.step_time_s <= plan.estimate.step_time_s * (1 + 1e-9)
