@@ -191,6 +191,19 @@ def test_check_obeys_restrictions(model: Path) -> None:
     assert "tp*cp == 1 does not hold" in refused.stdout
 
 
+def test_an_axis_without_values_is_named(model: Path) -> None:
+    result = run("solve", CLUSTER, model, *size(), "--pin", "tp=3")
+    assert result.exit_code == 1
+    assert "domains tp none;" in " ".join(result.stdout.split())
+
+
+def test_all_cuts_asked_for_in_vain_are_said(model: Path) -> None:
+    result = run("solve", CLUSTER, model, *size(), "--cuts", "any", "--objective", "memory")
+    assert result.exit_code == 0
+    assert "cuts: as listed;" in result.stderr
+    assert "looks at all" not in " ".join(result.stdout.split())
+
+
 def test_solve_prints_plans_and_proof(model: Path) -> None:
     result = run("solve", CLUSTER, model, *size(), "--top", 3, "--explain")
     assert result.exit_code == 0

@@ -296,7 +296,7 @@ def test_a_worker_is_needed() -> None:
 
 
 def test_counterfactuals_know_the_list_over_any_cut() -> None:
-    """They are asked of listed cuts; a plan of the list with another cut is cheaper, and then they are not called proven."""
+    """They are asked of listed cuts; a plan of the list with another cut is cheaper, and they are not called proven."""
     problem = Problem("h100-sxm:4x8", "llama2-70b", seq_len=4096, gbs=512)
     result = parsolve.solve(problem, top=20, cuts="any", explain=True)
     assert result.solver["cuts"] == "any"

@@ -44,10 +44,14 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     show_default=True,
     help="step_time, throughput, cost, memory; a pair: step_time~2%,memory or 0.7*step_time+0.3*memory.",
 )
-@click.option("--pareto", is_flag=True, help="The front of step time against memory of the worst stage.")
+@click.option(
+    "--pareto", is_flag=True, help="The whole front of step time against memory of the worst stage, whatever --top."
+)
 @click.option("--hint", type=click.Path(), metavar="PLAN.json", help="Start from the plans of a saved result.")
 @click.option(
-    "--explain", is_flag=True, help="Add the formulas behind the best plan, and what other choices would cost."
+    "--explain",
+    is_flag=True,
+    help="Add the formulas behind the best plan, and what other choices would cost (each question up to 10 s more).",
 )
 @EXTRAS
 @click.option("--slurm", is_flag=True, help="With a launcher format: an sbatch script.")

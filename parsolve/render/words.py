@@ -167,6 +167,8 @@ _RECOMPUTE = ("none", "selective", "full")
 
 
 def _values(axis: str, values: list[int]) -> str:
+    if not values:
+        return "none"
     if axis == "recompute":
         return ",".join(_RECOMPUTE[v] if 0 <= v < len(_RECOMPUTE) else str(v) for v in values)
     if len(values) > 3 and values == list(range(values[0], values[-1] + 1)):
