@@ -107,7 +107,8 @@ def draw_cut(rng: random.Random, problem: Problem, pp: int, vpp: int) -> Layers 
         for rank in range(pp):
             later = slice(rank + 1, None)
             least, most = left - int(high[later].sum()), left - int(low[later].sum())
-            options = rank_cuts(num_layers, pp, vpp, rank).between(max(0, least), most)
+            every = rank_cuts(num_layers, pp, vpp, rank)
+            options = every.only(every.window(max(0, least), most))
             sizes = options.sizes[options.fuller_first if side else options.fuller_last].tolist()
             if not sizes:
                 return None

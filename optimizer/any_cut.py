@@ -1,7 +1,7 @@
 """All cuts of all configurations: which configurations could a cut bring onto the list, and which cut is their best.
 
 The relaxed cuts (splits.free) give every configuration a bound below all its cuts; those within reach are joined. Rank
-by rank ``cuts.caps`` then shows for most that no cut will do; ``cuts.best_cut`` solves the rest.
+by rank ``cut_caps.caps`` then shows for most that no cut will do; ``best_cut.best_cut`` solves the rest.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.evaluation import instance_for, objective_rows, objective_value, violations
 from parsolve.functions import Array
-from parsolve.objectives.step_time import Items, items
+from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
-from parsolve.optimizer.cut_caps import caps
-from parsolve.optimizer.cut_forms import Forms, Row, forms
+from parsolve.optimizer.cut_caps import ShapeRows, caps
+from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.tables import Table
@@ -131,15 +131,15 @@ class AnyCut:
                 fuller_first = balanced(layers, pp, vpp)
                 fuller_last = tuple(rank[::-1] for rank in fuller_first[::-1])
                 for cut in dict.fromkeys((fuller_first, fuller_last)):
-                    self._list(rows.configs[i], cut)
+                    if _is_legal(self.p, rows.configs[i], cut):
+                        self._list(rows.configs[i], cut)
         rows.refresh()
 
     def _list(self, config: Config, layers: Layers) -> None:
-        """Evaluate and list a plan with its cut found, if it is legal."""
-        if _is_legal(self.p, config, layers):
-            full = replace(config, layers_per_stage=layers)
-            p = instance_for(self.p.problem, layers, self.p.gbs)
-            self.search.list_plan(p, full, objective_value(p, full))
+        """Evaluate and list a plan with a legal cut."""
+        p = instance_for(self.p.problem, layers, self.p.gbs)
+        full = replace(config, layers_per_stage=layers)
+        self.search.list_plan(p, full, objective_value(p, full))
 
 
 def _is_legal(p: Instance, config: Config, layers: Layers) -> bool:
@@ -162,25 +162,14 @@ STALE = 1e-2
 
 @dataclass
 class _Group:
-    """Rows of one pipeline shape that some cut could make cheap enough to beat ``beat`` (row,).
+    """Rows of one pipeline shape that some cut could make cheap enough.
 
-    ``most``, ``least``: (row, rank) layers. ``shared``: the cuts that any of them may take.
+    ``place``: row of the table to place in ``of``. ``shared``: the cuts that any of them may take.
     """
 
-    rows: list[int]
-    beat: Array
-    most: Array
-    least: Array
-    linear: Forms
-    times: Items
-    values: dict[str, Array]
+    place: dict[int, int]
+    of: ShapeRows
     shared: ShapeCuts | None = None
-
-    def cuts(self, p: Instance, some: slice = slice(None)) -> ShapeCuts:
-        """The cuts that some of the rows may take."""
-        values = {axis: column[some] for axis, column in self.values.items()}
-        linear, times = self.linear.rows(some), self.times.rows(some)
-        return ShapeCuts.of(p, linear, times, values, self.most[some], self.least[some], self.beat[some])
 
 
 class Candidates:
@@ -207,31 +196,32 @@ class Candidates:
         shape = int(self.at[i])
         if not self._grouped_at[i] * (1 - STALE) <= self.beat[i] <= self._grouped_at[i]:
             rows = np.flatnonzero((self.at == shape) & (self.bound <= self.beat) & (np.arange(self.table.size) >= i))
-            self._groups[shape] = self._group(rows, self.beat[rows])
+            possible, of = self._possible(rows, self.beat[rows])
+            self._groups[shape] = _Group({row: at for at, row in enumerate(possible.tolist())}, of)
             self._grouped_at[rows] = self.beat[rows]
         group = self._groups[shape]
-        if i not in group.rows:
+        if i not in group.place:
             return None
         if group.shared is None:
-            group.shared = group.cuts(self.p)
-        return group.shared, group.rows.index(i)
+            group.shared = ShapeCuts.of(self.p, group.of)
+        return group.shared, group.place[i]
 
     def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
         """The same for one row, from values to beat a little above its bound up to what it has to beat."""
         guesses = np.unique(np.minimum(self.bound[i] * np.array([*STEPS, math.inf]), self.beat[i]))
-        group = self._group(np.full(len(guesses), i), guesses)
-        for k, guess in enumerate(group.beat.tolist()):
-            yield guess, group.cuts(self.p, slice(k, k + 1))
+        _, of = self._possible(np.full(len(guesses), i), guesses)
+        for k, guess in enumerate(of.beat.tolist()):
+            yield guess, ShapeCuts.of(self.p, of.rows(slice(k, k + 1)))
 
-    def _group(self, rows: Array, beat: Array) -> _Group:
+    def _possible(self, rows: Array, beat: Array) -> tuple[Array, ShapeRows]:
+        """Those of the rows, of one shape, that some cut could make cheaper than ``beat`` (row,)."""
         part = {axis: column[rows] for axis, column in self.table.values.items()}
         linear = self.linear.rows(rows)
         answer = caps(self.p, linear, part, beat)
         some = np.flatnonzero(answer.possible)
         values = {axis: column[some] for axis, column in part.items()}
-        times = self.times.rows(rows[some])
-        most, least = answer.most[some], answer.least[some]
-        return _Group(rows[some].tolist(), beat[some], most, least, linear.rows(some), times, values)
+        caps_of = (answer.most[some], answer.least[some], beat[some])
+        return rows[some], ShapeRows(linear.rows(some), self.times.rows(rows[some]), values, *caps_of)
 
 
 class Open(Candidates):

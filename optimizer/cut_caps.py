@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
 from parsolve.objectives.schedule import Shape, plain_paths, shape_of
 from parsolve.objectives.step_time import Items
@@ -45,13 +44,7 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     low, high = bounds(layers, pp, vpp)
     size = len(to_beat)
     numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
-    rest = np.zeros(size)
-    pipeline: Form | None = None
-    for form in all_forms.objective:
-        if form.name == PIPELINE:
-            pipeline = form
-            continue
-        rest = rest + others(p, form, form.units, pp, 0, int(numbers[-1]))
+    rest, pipeline = others(p, all_forms, size, pp, 0, int(numbers[-1])), all_forms.pipeline
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
     outside = np.zeros((size, pp))
@@ -105,9 +98,13 @@ def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, per_l
     if vpp > 1:  # the end chunks may hold fewer than the others
         chunk[:, 0] = low[0, 0]
     before = np.cumsum(chunk, axis=1) - chunk
-    later = (np.arange(pp) > 0) * 1.0
-    waits = units["embedding_ahead"][:, None] * later + units["hops_ahead"][:, None] * np.arange(pp)
-    return np.asarray(waits + per_layer[:, None] * before)
+    return np.asarray(waits(units, pp) + per_layer[:, None] * before)
+
+
+def waits(units: Mapping[str, Array], pp: int) -> Array:
+    """(row, rank) what passes before a rank's first and after its last pass beside layers: embedding and transfers."""
+    ranks = np.arange(pp)
+    return np.asarray(units["embedding_ahead"][:, None] * (ranks > 0) + units["hops_ahead"][:, None] * ranks)
 
 
 @lru_cache(maxsize=4096)
@@ -126,6 +123,37 @@ def _least_held(layers: int, shape: Shape, rank: int) -> Array:
 
 
 @dataclass(frozen=True)
+class ShapeRows:
+    """Configurations of one pipeline shape without their cuts: forms, times, axes, and what each may take.
+
+    ``most``, ``least``: (row, rank) layers. ``beat``: (row,) what a cut of each must cost less than to matter.
+    """
+
+    forms: Forms
+    times: Items
+    values: Mapping[str, Array]
+    most: Array
+    least: Array
+    beat: Array
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return int(self.most.shape[1])
+
+    @property
+    def vpp(self) -> int:
+        """Chunks of a rank."""
+        return int(self.values["vpp"][0])
+
+    def rows(self, some: slice) -> ShapeRows:
+        """Some of them."""
+        values = {axis: column[some] for axis, column in self.values.items()}
+        caps_of = (self.most[some], self.least[some], self.beat[some])
+        return ShapeRows(self.forms.rows(some), self.times.rows(some), values, *caps_of)
+
+
+@dataclass(frozen=True)
 class Domains:
     """For each rank the chunk sizes that some row of one pipeline shape may take there, and which row which.
 
@@ -140,32 +168,25 @@ class Domains:
         return [cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True)]
 
 
-def domains(
-    p: Instance,
-    all_forms: Forms,
-    times: Items,
-    values: Mapping[str, Array],
-    most: Array,
-    least: Array,
-    room: Array | None,
-) -> Domains:
-    """The chunk sizes of each rank within its caps, arrays (row, rank), the limits, and the time for the pipeline.
+def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
+    """The chunk sizes of each rank within its caps, the limits, and the time for the pipeline.
 
     What a rank needs is exact where all layers that it can hold are of one kind, else no more than it will need.
     ``room``: (row,) s; None: any.
     """
-    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
-    depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
-    fixed_of = [fixed(form.units, pp, values["grad_acc"]) for form in all_forms.limits]
+    pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
+    depths, which = np.unique(np.minimum(grad_acc, saturated(pp, vpp)), return_inverse=True)
+    fixed_of = [fixed(form.units, pp, grad_acc) for form in of.forms.limits]
     windows, allowed = [], []
     for rank in range(pp):
         every = rank_cuts(layers, pp, vpp, rank)
-        window = slice(*np.searchsorted(every.total, (least[:, rank].min(), most[:, rank].max() + 1)).tolist())
+        most, least = of.most[:, rank, None], of.least[:, rank, None]
+        window = every.window(int(least.min()), int(most.max()))
         cuts = every.only(window)
-        fits = (cuts.total >= least[:, rank, None]) & (cuts.total <= most[:, rank, None])
+        fits = (cuts.total >= least) & (cuts.total <= most)
         flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank)[window] for m in depths.tolist()])[which]
-        names = [k for k in kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, vpp)[rank]]
-        for form, outside in zip(all_forms.limits, fixed_of, strict=True):
+        names = _kinds_on(p, pp, vpp, rank)
+        for form, outside in zip(of.forms.limits, fixed_of, strict=True):
             each, held, holds = (
                 np.min([form.units[prefix + name + suffix] for name in names], axis=0)[:, None] if names else 0.0
                 for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
@@ -173,7 +194,7 @@ def domains(
             need = outside[:, rank, None] + each * cuts.total + held * flying + holds * (cuts.total > 0)
             fits &= need <= form.budget * (1 + SLACK)
         if room is not None:
-            fits &= _least_time(p, times, values, rank, cuts.sizes, least.min(axis=0)) <= room[:, None] * (1 + SLACK)
+            fits &= _least_time(p, of, rank, cuts.sizes) <= room[:, None] * (1 + SLACK)
         windows.append(cuts)
         allowed.append(fits)
     _fill(windows, allowed, layers)
@@ -196,29 +217,29 @@ def _fill(options: list[RankCuts], allowed: list[Array], layers: int) -> None:
         fits &= (total + others_most[:, None] >= layers) & (total + others_least[:, None] <= layers)
 
 
-def _least_time(p: Instance, times: Items, values: Mapping[str, Array], rank: int, sizes: Array, least: Array) -> Array:
+def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:
     """(row, option) no more than the schedule takes when a rank has chunks of ``sizes`` (option, chunk), s.
 
     The longest of the plain paths through the rank. Passes that all other stages have on a path come to those of all
-    layers; ``least``: (rank,) layers, for the passes of some.
+    layers; of passes that some have, each rank's least layers count.
     """
-    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
-    names = [k for k in kinds(p) if _reachable(p.model.layer_is_moe, k == "moe", pp, vpp)[rank]]
+    pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
+    names, least = _kinds_on(p, pp, vpp, rank), of.least.min(axis=0)
     chunks = np.maximum(bounds(layers, pp, vpp)[0], least[:, None] // vpp)
     if vpp > 1:
         chunks[0, 0] = chunks[-1, -1] = 0  # may hold fewer than the others of their rank
-    at_least = chunks.T.ravel()
-    found = np.zeros((len(values["pp"]), len(sizes)))
+    surely = chunks.T.ravel()
+    found = np.zeros((len(grad_acc), len(sizes)))
     mine = np.arange(pp * vpp) % pp == rank
-    for m in np.unique(values["grad_acc"]).tolist():
-        here = np.flatnonzero(values["grad_acc"] == m)
+    for m in np.unique(grad_acc).tolist():
+        here = np.flatnonzero(grad_acc == m)
         paths = plain_paths(shape_of(pp, vpp, m))[rank]
-        of_rows = times.rows((here, None))
+        of_rows = of.times.rows((here, None))
         length = without_layers(paths, of_rows)[:, None, :]
         for way, passes in enumerate((paths.forward, paths.backward)):
             shared = passes[:, ~mine].min(axis=1)
             own = sizes @ (passes[:, mine] - shared[:, None]).T
-            extra = (passes[:, ~mine] - shared[:, None]) @ at_least[~mine]
+            extra = (passes[:, ~mine] - shared[:, None]) @ surely[~mine]
             each = {kind: getattr(of_rows, kind)[way] for kind in kinds(p)}
             everything = sum(n * each[kind] for kind, n in kinds(p).items())
             cheapest_here = np.min([each[kind] for kind in names], axis=0) if names else np.zeros((len(here), 1))
@@ -226,6 +247,11 @@ def _least_time(p: Instance, times: Items, values: Mapping[str, Array], rank: in
             length = length + own * cheapest_here[:, None]
         found[here] = length.max(axis=2)
     return found
+
+
+def _kinds_on(p: Instance, pp: int, vpp: int, rank: int) -> list[str]:
+    """The kinds of layers that a rank can hold."""
+    return [kind for kind in kinds(p) if _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[rank]]
 
 
 @lru_cache(maxsize=256)
@@ -247,11 +273,17 @@ def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp
     return np.asarray(low * cheap + high * (numbers - cheap))
 
 
-def others(p: Instance, form: Form, units: Mapping[str, Any], pp: int, low: int, high: int) -> Any:
-    """At least what a term but the pipeline costs: its mean over the ranks, or its first or last rank's part.
+def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: int) -> Array:
+    """(row,) at least what all terms but the pipeline cost, for ``size`` rows.
 
     ``low``, ``high``: least and most layers of a rank.
     """
+    return np.asarray(sum((_at_least_of(p, form, pp, low, high) for form in all_forms.others), np.zeros(size)))
+
+
+def _at_least_of(p: Instance, form: Form, pp: int, low: int, high: int) -> Any:
+    """At least what one term costs: its mean over the ranks, or its first or last rank's part."""
+    units = form.units
     mean = units["nothing"] + units["first"] / pp + units["last"] / pp
     mean = mean + sum(units[kind] * n / pp for kind, n in kinds(p).items())
     each = cheapest(p, units)

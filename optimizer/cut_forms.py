@@ -53,6 +53,16 @@ class Forms:
     objective: tuple[Form, ...]
     limits: tuple[Form, ...]
 
+    @property
+    def pipeline(self) -> Form | None:
+        """The schedule's term, where the objective has one."""
+        return next((form for form in self.objective if form.name == PIPELINE), None)
+
+    @property
+    def others(self) -> tuple[Form, ...]:
+        """The other terms of the objective."""
+        return tuple(form for form in self.objective if form.name != PIPELINE)
+
     def rows(self, chosen: Array | slice) -> Forms:
         """The forms of some rows."""
         return Forms(*(tuple(form.rows(chosen) for form in group) for group in (self.objective, self.limits)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +10,8 @@ import numpy as np
 from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
 from parsolve.objectives.schedule import Path
-from parsolve.objectives.step_time import Items
-from parsolve.optimizer.cut_caps import Domains, at_least, domains, others
-from parsolve.optimizer.cut_forms import SLACK, Contents, Form, Forms, Row, cheapest, cost_at, fixed, is_legal, on_path
+from parsolve.optimizer.cut_caps import Domains, ShapeRows, at_least, domains, others, waits
+from parsolve.optimizer.cut_forms import SLACK, Contents, Form, Row, cheapest, cost_at, fixed, is_legal, on_path
 from parsolve.problem import Instance
 from parsolve.splits import RankCuts, moe_layers
 
@@ -40,25 +38,17 @@ class ShapeCuts:
     chosen: Array | None
 
     @staticmethod
-    def of(
-        p: Instance,
-        all_forms: Forms,
-        times: Items,
-        values: Mapping[str, Array],
-        most: Array,
-        least: Array,
-        to_beat: Array,
-    ) -> ShapeCuts:
-        """The cuts with which some of the rows may cost less than it has to beat, within its caps (row, rank)."""
-        rest = _rest(p, all_forms, most, least)
-        pipeline = next((form for form in all_forms.objective if form.name == PIPELINE), None)
-        room = None if pipeline is None else (to_beat - rest) / pipeline.weight
-        domain = domains(p, all_forms, times, values, most, least, room)
-        chosen: Array | None = np.zeros((len(domain.options), 0), np.int32)
+    def of(p: Instance, rows: ShapeRows) -> ShapeCuts:
+        """The cuts with which some of the rows may cost less than it has to beat, within its caps."""
+        rest = others(p, rows.forms, len(rows.beat), rows.pp, int(rows.least.min()), int(rows.most.max()))
+        pipeline = rows.forms.pipeline
+        room = None if pipeline is None else (rows.beat - rest) / pipeline.weight
+        domain = domains(p, rows, room)
+        chosen: Array | None = np.zeros((rows.pp, 0), np.int32)
         if all(len(cuts.total) for cuts in domain.options):
-            patience = np.full((len(domain.options), p.model.num_layers + 1), math.inf)
+            patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
             if pipeline is not None and room is not None:
-                patience = _patience(p, pipeline, values, room)
+                patience = _patience(p, rows, pipeline, room)
             chosen = _combined(domain, p.model.num_layers, patience)
         return ShapeCuts(domain, rest, chosen)
 
@@ -72,25 +62,14 @@ class ShapeCuts:
         return np.stack(sizes, axis=2).reshape(len(left), -1 if len(left) else 0)
 
 
-def _rest(p: Instance, all_forms: Forms, most: Array, least: Array) -> Array:
-    """(row,) at least what all terms but the pipeline cost."""
-    low, high = int(least.min()), int(most.max())
-    terms = [form for form in all_forms.objective if form.name != PIPELINE]
-    return np.asarray(
-        sum((others(p, form, form.units, most.shape[1], low, high) for form in terms), np.zeros(len(most)))
-    )
-
-
-def _patience(p: Instance, pipeline: Form, values: Mapping[str, Array], room: Array) -> Array:
+def _patience(p: Instance, rows: ShapeRows, pipeline: Form, room: Array) -> Array:
     """(rank, number) layers in first chunks of earlier ranks that a rank can wait for and still compute so many.
 
     The most of any row, each with ``room`` (row,) for its pipeline, s; below zero: it cannot.
     """
-    pp, vpp, layers = int(values["pp"][0]), int(values["vpp"][0]), p.model.num_layers
-    units = pipeline.units
-    outside = fixed(units, pp, values["grad_acc"]) + (np.arange(pp) > 0) * units["embedding_ahead"][:, None]
-    outside = outside + np.arange(pp) * units["hops_ahead"][:, None]
-    busy = outside[:, :, None] + at_least(p, units, np.arange(layers + 1), pp, vpp)
+    units, pp = pipeline.units, rows.pp
+    outside = fixed(units, pp, rows.values["grad_acc"]) + waits(units, pp)
+    busy = outside[:, :, None] + at_least(p, units, np.arange(p.model.num_layers + 1), pp, rows.vpp)
     left = (room * (1 + SLACK))[:, None, None] - busy
     ahead = np.broadcast_to(cheapest(p, units, "_ahead")[:, None, None], left.shape)
     with np.errstate(divide="ignore", invalid="ignore"):

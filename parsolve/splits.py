@@ -160,9 +160,9 @@ class RankCuts(NamedTuple):
         """Some of the cuts."""
         return RankCuts(*(column[chosen] for column in self))
 
-    def between(self, least: int, most: int) -> RankCuts:
-        """Those with so many layers in all."""
-        return self.only(slice(*np.searchsorted(self.total, (least, most + 1)).tolist()))
+    def window(self, least: int, most: int) -> slice:
+        """Where those with so many layers in all stand."""
+        return slice(*np.searchsorted(self.total, (least, most + 1)).tolist())
 
 
 def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int) -> RankCuts:

@@ -17,7 +17,7 @@ from parsolve.objectives.step_time import items
 from parsolve.optimizer import best_cut as search
 from parsolve.optimizer import cut_list
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
-from parsolve.optimizer.cut_caps import caps
+from parsolve.optimizer.cut_caps import ShapeRows, caps
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.specs import Recompute
@@ -31,11 +31,10 @@ def solve(of: StageProblem, to_beat: float) -> Found | None:
     reach = caps(of.p, linear, of.values, np.array([to_beat]))
     if not reach.possible[0]:
         return None
-    row = Row.of(linear, items(of.p, of.values), of.values, 0)
-    options = ShapeCuts.of(
-        of.p, linear, items(of.p, of.values), of.values, reach.most, reach.least, np.array([to_beat])
-    )
-    return best_cut(of.p, row, to_beat, Paths(), options, 0, lambda _: True)
+    times = items(of.p, of.values)
+    rows = ShapeRows(linear, times, of.values, reach.most, reach.least, np.array([to_beat]))
+    row = Row.of(linear, times, of.values, 0)
+    return best_cut(of.p, row, to_beat, Paths(), ShapeCuts.of(of.p, rows), 0, lambda _: True)
 
 
 def targets(rng: random.Random, best: float) -> float:
