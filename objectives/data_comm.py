@@ -15,11 +15,9 @@ import numpy as np
 from parsolve.functions import Term, term
 from parsolve.objectives import parameters
 from parsolve.objectives.network import pass_time
-from parsolve.objectives.quantized_comm import gathered_bytes, quantized_time, quantizes
+from parsolve.objectives.quantized_comm import WEIGHT_BYTES, gathered_bytes, quantized_time, quantizes
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
-
-WEIGHT_BYTES = 2.0
 
 
 def _step_bytes(p: Instance, zero: Any) -> Any:

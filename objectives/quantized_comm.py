@@ -6,7 +6,7 @@ runtime/zero/partition_parameters.py (CUDAQuantizer), runtime/comm/coalesced_col
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,10 +17,9 @@ WEIGHT_BYTES = 2.0
 QUANTIZED_WEIGHT_BYTES, QUANTIZED_GRADIENT_BYTES = 1.0, 0.5
 
 
-def quantizes(p: Instance, what: str) -> bool:
+def quantizes(p: Instance, what: Literal["weights", "gradients"]) -> bool:
     """Whether ``weights`` or ``gradients`` are sent quantised. Gradients inside one host are not."""
-    asked = p.workload.zero_quantized in (what, "both")
-    return asked and (what == "weights" or p.cluster.hosts > 1)
+    return p.workload.quantizes(what) and (what == "weights" or p.cluster.hosts > 1)
 
 
 def gathered_bytes(p: Instance) -> float:

@@ -81,7 +81,7 @@ def restrict(p: Instance, domains: Mapping[str, tuple[int, ...]]) -> dict[str, t
     return {axis: tuple(int(v) for v in values) for axis, values in result.items()}
 
 
-def _data_parallel_sizes(problem: Problem, gbs: int, domains: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _grid_filling_dp(problem: Problem, gbs: int, domains: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """The values of dp that fill the dense grid with some values of the other axes, and divide the batch.
 
     Of a band of batches most have none when other axes are pinned, and then no table is built.
@@ -131,7 +131,7 @@ def build(
     """
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
-    domains["dp"] = _data_parallel_sizes(problem, gbs, domains)
+    domains["dp"] = _grid_filling_dp(problem, gbs, domains)
     splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
     p = problem.instance(gbs, splits)
     arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}

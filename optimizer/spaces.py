@@ -27,6 +27,11 @@ class Space:
     domains: dict[str, Array]
     rows: Filter | None
 
+    @property
+    def without_values(self) -> bool:
+        """Whether some axis has no value left, so that no table is needed."""
+        return any(len(values) == 0 for values in self.domains.values())
+
 
 @dataclass
 class _Shared:
@@ -67,11 +72,16 @@ class Spaces:
             self.any = Spaces(self.problem, self.objective, self.room, self.domains, any_cut=True)
         return self.any
 
+    def _build(self, problem: Problem, gbs: int) -> Space:
+        """The instance and its domains, without tables."""
+        return Space(*domain_module.build(problem, gbs, self.domains, self.any_cut), None)
+
     def once(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, built for it alone; rows above the bound are dropped."""
-        p, domains = domain_module.build(problem, gbs, self.domains, self.any_cut)
-        if any(len(values) == 0 for values in domains.values()):
-            return Space(p, domains, None)
+        space = self._build(problem, gbs)
+        if space.without_values:
+            return space
+        p, domains = space.p, space.domains
         _, counts = self.counts.setdefault(id(p.splits), (p.splits, {}))
         rows = Filter(build_tables(p, domains, self.objective, counts, self.room, self.merges))
         return Space(p, domains, rows.compact() if rows.reduce(bound) else None)
@@ -81,9 +91,9 @@ class Spaces:
         if not self._narrows(problem):
             return Spaces(problem, self.objective, any_cut=self.any_cut).once(problem, gbs, bound)
         if gbs not in self.shared:
-            p, domains = domain_module.build(problem, gbs, self.domains, self.any_cut)
-            if any(len(values) == 0 for values in domains.values()):
-                return Space(p, domains, None)
+            asked = self._build(problem, gbs)
+            if asked.without_values:
+                return asked
             space = self.once(self.problem, gbs)
             done = space.rows is None
             self.shared[gbs] = space if done else _Shared(space, _leaves(space))

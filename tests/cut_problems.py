@@ -20,6 +20,21 @@ from parsolve.specs import Cluster, Gpu, Model, MoE, Network, Recompute, Workloa
 from parsolve.splits import Layers, Split, Splits, classify, from_model_order
 
 
+def plain_model(layers: int, moe: MoE | None = None) -> Model:
+    """A small model of alike layers, or with the MoE layers that are given."""
+    return Model(
+        name="m",
+        num_layers=layers,
+        hidden_size=1024,
+        ffn_size=4096,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=32000,
+        moe=moe,
+    )
+
+
 def random_model(rng: random.Random, layers: int) -> Model:
     """Dense, MoE, dense-first, or MoE with dense layers anywhere; the output layer small or large."""
     heads = rng.choice([4, 8, 16])

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import oracle
 import pytest
-from cut_problems import LARGEST, StageProblem, stage_problem
+from cut_problems import LARGEST, StageProblem, plain_model, stage_problem
 
 import parsolve
-from parsolve import Model, Problem
+from parsolve import Problem
 from parsolve.evaluation import active_limits, instance_for, objective_tree, objective_value, violations
 from parsolve.objectives.step_time import items
 from parsolve.optimizer import best_cut as search
@@ -184,17 +184,7 @@ def test_cuts_of_a_rank_equal_their_definition(layers: int, pp: int, vpp: int) -
 
 def test_all_cuts_are_searched_where_no_listed_one_is_legal() -> None:
     """9 layers in 8 chunks: not equal, not with an end counted as a layer, not with own counts for the end ranks."""
-    model = Model(
-        name="m",
-        num_layers=9,
-        hidden_size=1024,
-        ffn_size=4096,
-        num_heads=8,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=32000,
-    )
-    problem = Problem("h100-sxm:1x8", model, seq_len=1024, gbs=64)
+    problem = Problem("h100-sxm:1x8", plain_model(9), seq_len=1024, gbs=64)
     pin = {"pp": 4, "vpp": 2}
     listed, every, default = (parsolve.solve(problem, top=2, pin=pin, cuts=cuts) for cuts in ("listed", "any", "auto"))
     assert listed.status == "infeasible" and "--cuts any" in listed.infeasible.explanation

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cut_problems import plain_model
 from simulate import simulate
 
-from parsolve import Model, Problem, check, evaluate, load_cluster
+from parsolve import Problem, check, evaluate, load_cluster
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts
@@ -25,18 +26,8 @@ def instance(layers_per_stage: Layers, is_moe: tuple[bool, ...] | None = None) -
     layers = sum(map(sum, layers_per_stage))
     is_moe = is_moe or (False,) * layers
     dense = tuple(i for i, kind in enumerate(is_moe) if not kind)
-    model = Model(
-        name="m",
-        num_layers=layers,
-        hidden_size=1024,
-        ffn_size=4096,
-        num_heads=8,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=32000,
-        moe=MoE(num_experts=8, top_k=2, ffn_size=512, dense_layers=dense) if any(is_moe) else None,
-    )
-    problem = Problem(load_cluster("h100-sxm:8x8"), model, seq_len=1024, gbs=64)
+    moe = MoE(num_experts=8, top_k=2, ffn_size=512, dense_layers=dense) if any(is_moe) else None
+    problem = Problem(load_cluster("h100-sxm:8x8"), plain_model(layers, moe), seq_len=1024, gbs=64)
     splits = Splits(is_moe, [Split(layers_per_stage, classify(layers_per_stage, layers))])
     return problem.instance(64, splits)
 

@@ -101,7 +101,7 @@ def deepspeed_config(problem: Problem, config: Config) -> dict[str, Any]:
         content["tensor_parallel"] = {"autotp_size": config.tp}
     if problem.workload.optimizer != "adam" and config.zero >= 1:
         content["zero_allow_untested_optimizer"] = True
-    if problem.workload.zero_quantized in ("gradients", "both"):
+    if problem.workload.quantizes("gradients"):
         content["communication_data_type"] = "fp16"  # the quantising kernel takes the bits of any 16-bit type for fp16
     if problem.model.moe and config.pp > 1:
         content["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
@@ -126,7 +126,8 @@ def _zero(problem: Problem, config: Config) -> dict[str, Any]:
         }
         if shard_copies(problem, config) > 1:
             section["zero_hpz_partition_size"] = problem.workload.shard_group
-        for what in ("weights", "gradients"):
-            if problem.workload.zero_quantized in (what, "both"):
-                section[f"zero_quantized_{what}"] = True
+        if problem.workload.quantizes("weights"):
+            section["zero_quantized_weights"] = True
+        if problem.workload.quantizes("gradients"):
+            section["zero_quantized_gradients"] = True
     return section

@@ -83,3 +83,7 @@ class Workload(Spec):
                 f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"
             )
         return self
+
+    def quantizes(self, what: Literal["weights", "gradients"]) -> bool:
+        """Whether ZeRO-3 is to send its weights, or its gradients, quantised."""
+        return self.zero_quantized in (what, "both")
