@@ -14,6 +14,7 @@ from typing import Any
 
 import forks
 import stubs
+from megatron_groups import make_groups
 from packaging.version import Version
 
 sys.path.insert(0, os.environ["MEGATRON"])
@@ -58,20 +59,6 @@ def model_config(args: Any) -> Any:
         return arguments.core_transformer_config_from_args(args)
 
 
-def make_groups(args: Any) -> None:
-    """Megatron's process groups, all of them, without a network."""
-    groups.initialize_model_parallel(
-        args.tensor_model_parallel_size,
-        args.pipeline_model_parallel_size,
-        args.virtual_pipeline_model_parallel_size,
-        context_parallel_size=args.context_parallel_size,
-        expert_model_parallel_size=args.expert_model_parallel_size,
-        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
-        create_gloo_process_groups=False,
-    )
-
-
 def layer_counts(args: Any, config: Any) -> list[list[int]]:
     """Layers of every chunk of every pipeline rank, by Megatron's own function."""
     chunks = range(args.virtual_pipeline_model_parallel_size) if args.virtual_pipeline_model_parallel_size else [None]
@@ -114,7 +101,7 @@ def check(plan: dict[str, Any]) -> None:
     if hasattr(training, "get_megatron_ddp_config"):
         training.get_megatron_ddp_config(args)
     importlib.import_module("megatron.training.global_vars")._build_tokenizer(args)
-    make_groups(args)
+    make_groups(args, args.num_distributed_optimizer_instances)
     seen = {
         "tp": groups.get_tensor_model_parallel_world_size(),
         "pp": groups.get_pipeline_model_parallel_world_size(),

@@ -14,6 +14,7 @@ from typing import Any
 
 import forks
 import stubs
+from megatron_groups import make_groups
 
 sys.path[:0] = [os.environ["MEGATRON"], os.path.join(os.environ["BRIDGE"], "deps")]
 stubs.newer_typing()
@@ -24,7 +25,6 @@ settings = importlib.import_module("megatron.bridge.training.config")
 overriding = importlib.import_module("megatron.bridge.training.utils.omegaconf_utils")
 recipe = importlib.import_module("megatron.bridge.recipes.gpt.vanilla_gpt")
 latent = importlib.import_module("megatron.bridge.models.mla_provider")
-groups = importlib.import_module("megatron.core.parallel_state")
 block = importlib.import_module("megatron.core.transformer.transformer_block")
 
 
@@ -68,16 +68,7 @@ def check(plan: dict[str, Any]) -> None:
 def _groups(container: Any, config: dict[str, Any]) -> None:
     """Megatron-Core's process groups as Megatron-Bridge's initialize.py makes them."""
     model = container.model
-    groups.initialize_model_parallel(
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.virtual_pipeline_model_parallel_size,
-        context_parallel_size=model.context_parallel_size,
-        expert_model_parallel_size=model.expert_model_parallel_size,
-        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
-        num_distributed_optimizer_instances=container.ddp.num_distributed_optimizer_instances,
-        create_gloo_process_groups=False,
-    )
+    groups = make_groups(model, container.ddp.num_distributed_optimizer_instances)
     forks.expect("the data-parallel group", groups.get_data_parallel_world_size(), config["dp"])
     if model.num_moe_experts:
         forks.expect("the expert-data-parallel group", groups.get_expert_data_parallel_world_size(), config["edp"])

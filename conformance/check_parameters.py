@@ -13,6 +13,7 @@ from typing import Any
 import check_megatron as real
 import forks
 import torch
+from megatron_groups import make_groups
 
 TOLERANCE = 1e-9
 
@@ -24,7 +25,7 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.Stream = torch.cuda.Event = lambda *a, **k: None
     args.transformer_impl, args.moe_grouped_gemm = "local", False
     args.context_parallel_size = 1
-    real.make_groups(args)
+    make_groups(args, args.num_distributed_optimizer_instances)
     config = real.model_config(args)
     for name in ("sequence_parallel", "gradient_accumulation_fusion", "persist_layer_norm", "perform_initialization"):
         setattr(config, name, False)
