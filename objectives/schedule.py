@@ -260,9 +260,9 @@ class Path(NamedTuple):
     backward: Array
     transfers: Any
 
-    def length(self, forward: Array, backward: Array, delay: float = 0.0) -> float:
-        """Sum of its passes; never above the makespan of the same shape, whatever the times."""
-        return float(self.forward @ forward + self.backward @ backward + self.transfers * delay)
+    def length(self, forward: Array, backward: Array, delay: float = 0.0) -> Any:
+        """Sum of its passes, (…,); never above the makespan of the same shape, whatever the times, (…, stage)."""
+        return (self.forward * forward + self.backward * backward).sum(axis=-1) + self.transfers * delay
 
 
 def stacked(paths: Iterable[Path]) -> Path:

@@ -194,9 +194,9 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
 
 
 def pass_times(of: Items, dense: Array, moe: Array) -> Passes:
-    """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (stage,) in model order."""
+    """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (…, stage) in model order."""
     forward, backward = (
-        dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(len(dense), of.embedding[i], of.head[i])
+        dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(dense.shape[-1], of.embedding[i], of.head[i])
         for i in (0, 1)
     )
     return Passes(forward, backward, of.delay)

@@ -25,33 +25,23 @@ from parsolve.optimizer.cut_caps import ShapeRows, caps
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
+from parsolve.optimizer.likely_cuts import most_promising
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
-from parsolve.splits import Layers, balanced
+from parsolve.splits import Layers
 
 if TYPE_CHECKING:
     from parsolve.optimizer.ranking import _List, _Search
 
 MAX_ROWS = 1_000_000
 """Configurations joined at once; more than that are not proven."""
-MAX_STARTS = 150
-"""Configurations whose balanced cuts are tried while nothing is listed."""
+MAX_STARTS, FEW_STARTS = 150, 10
+"""Configurations whose likely cuts are tried first, while the list is not full, and when it is."""
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
-CLOSE = 1.01
-"""Plans are looked for near the lowest bound first, where cuts are few: half way to the last key, and half of the rest
-until so close to it."""
-RISES = (1.1, 1.3, 1.6, 2.0, 3.0)
-"""The same, as multiples of the lowest bound, while nothing is listed."""
-
-
-def _nearer(goal: float, last: float, bound: float) -> float:
-    """The cost up to which plans are looked for next; ``last``: of interest."""
-    if last == math.inf:
-        return next((bound * rise for rise in RISES if bound * rise > goal), math.inf)
-    middle = (goal + last) / 2
-    return middle if middle * CLOSE < last else last
+RISES = (1.1, 1.3, 1.6, 2.0, 3.0, math.inf)
+"""Multiples of the lowest bound up to which plans are looked for while the list is not full."""
 
 
 class AnyCut:
@@ -82,17 +72,18 @@ class AnyCut:
             return True
         rows = Open(self.p, self.search.best, table, limit)
         self._start(rows)
-        goal = float(rows.bound[0])
-        while goal < (last := min(limit, self.search.best.worst)):
-            goal = _nearer(goal, last, float(rows.bound[0]))
-            rows.aim(goal)
+        for goal in rows.bound[0] * np.array(RISES):
+            last = min(limit, self.search.best.worst)
+            rows.aim(last if last < math.inf else goal)
             if not self._up_to_aim(rows):
                 return False
+            if rows.limit >= last:
+                break
         return True
 
     def _up_to_aim(self, rows: Open) -> bool:
         """List every plan of the rows that costs less than what they have to beat; False when the time ran out."""
-        for i in np.flatnonzero(rows.bound <= rows.beat).tolist():
+        for i in rows.order[(rows.bound <= rows.beat)[rows.order]].tolist():
             config, beat = rows.configs[i], float(rows.beat[i])
             if rows.bound[i] > beat or self.settled.get(config, -1.0) >= beat:
                 continue
@@ -114,32 +105,41 @@ class AnyCut:
         row, confirm = rows.row(i), partial(_is_legal, self.p, rows.configs[i])
         if cuts[0].chosen is not None:
             return best_cut(self.p, row, beat, self.paths, *cuts, confirm, self.deadline)
+        return self._among_few(rows, i)
+
+    def _among_few(self, rows: Open, i: int) -> Found:
+        """The best cut of a row, looked for among those a little above its bound first, where they are few."""
+        row, confirm = rows.row(i), partial(_is_legal, self.p, rows.configs[i])
         for guess, alone in rows.rising(i):
             answer = best_cut(self.p, row, guess, self.paths, alone, 0, confirm, self.deadline)
             if answer.layers is not None or not answer.proven:
                 return answer
-        return Found(None, beat, True)
+        return Found(None, float(rows.beat[i]), True)
 
     def _start(self, rows: Open) -> None:
-        """Balanced cuts of the most promising configurations, until there is a list to beat."""
-        layers = self.p.model.num_layers
-        for i in range(min(MAX_STARTS, len(rows.bound))):
-            if self.search.best.worst < math.inf or time.perf_counter() > self.deadline:
+        """Likely cuts of the most promising configurations: a short list to beat, and an order to go on in."""
+        promising = most_promising(self.p, rows.linear, rows.times, rows.table.values, self.paths)
+        tried: list[tuple[float, int]] = []
+        for cost, i, cut in promising:
+            full = self.search.best.worst < math.inf
+            if cost >= rows.limit or cost >= self.search.best.worst or time.perf_counter() > self.deadline:
                 break
-            pp, vpp = rows.configs[i].pp, rows.configs[i].vpp
-            if pp * vpp <= layers and rows.beat[i] > rows.bound[i]:
-                fuller_first = balanced(layers, pp, vpp)
-                fuller_last = tuple(rank[::-1] for rank in fuller_first[::-1])
-                for cut in dict.fromkeys((fuller_first, fuller_last)):
-                    if _is_legal(self.p, rows.configs[i], cut):
-                        self._list(rows.configs[i], cut)
+            if len(tried) >= (FEW_STARTS if full else MAX_STARTS):
+                break
+            if cost < rows.beat[i] and _is_legal(self.p, rows.configs[i], cut):
+                tried.append((self._list(rows.configs[i], cut), i))
         rows.refresh()
+        found = [i for cost, i in sorted(tried) if cost <= rows.beat[i]]
+        missed = {i for _, i in tried}.difference(found)  # by more than their likely cuts promise
+        rows.first([*found, *(i for _, i, _ in promising if i not in missed)])
 
-    def _list(self, config: Config, layers: Layers) -> None:
-        """Evaluate and list a plan with a legal cut."""
+    def _list(self, config: Config, layers: Layers) -> float:
+        """Evaluate and list a plan with a legal cut; its cost."""
         p = instance_for(self.p.problem, layers, self.p.gbs)
         full = replace(config, layers_per_stage=layers)
-        self.search.list_plan(p, full, objective_value(p, full))
+        value = objective_value(p, full)
+        self.search.list_plan(p, full, value)
+        return value
 
 
 def _is_legal(p: Instance, config: Config, layers: Layers) -> bool:
@@ -195,7 +195,7 @@ class Candidates:
         """Cuts among which are all that row ``i`` may take, and which of their rows it is; None: no cut will do."""
         shape = int(self.at[i])
         if not self._grouped_at[i] * (1 - STALE) <= self.beat[i] <= self._grouped_at[i]:
-            rows = np.flatnonzero((self.at == shape) & (self.bound <= self.beat) & (np.arange(self.table.size) >= i))
+            rows = np.flatnonzero((self.at == shape) & (self.bound <= self.beat))
             possible, of = self._possible(rows, self.beat[rows])
             self._groups[shape] = _Group({row: at for at, row in enumerate(possible.tolist())}, of)
             self._grouped_at[rows] = self.beat[rows]
@@ -204,6 +204,8 @@ class Candidates:
             return None
         if group.shared is None:
             group.shared = ShapeCuts.of(self.p, group.of)
+        if group.shared.chosen is None:  # too many for all of them at once
+            return group.shared.alone(self.p, group.of, group.place[i]), 0
         return group.shared, group.place[i]
 
     def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
@@ -236,10 +238,15 @@ class Open(Candidates):
         super().__init__(p, table, bound[order])
         self.best, self.limit = best, limit
         self.configs = [without_cut(config) for config in configs_of(p, table, range(table.size))]
+        self.order = np.arange(table.size)
         self.by_name: dict[Any, list[int]] = {}
         for i, config in enumerate(self.configs):
             self.by_name.setdefault(best.name(config), []).append(i)
         self.refresh()
+
+    def first(self, rows: list[int]) -> None:
+        """Take these rows first, in their order; the others by their bounds."""
+        self.order = np.array([*dict.fromkeys([*rows, *range(self.table.size)])])
 
     def aim(self, limit: float) -> None:
         """Look no further than this cost."""

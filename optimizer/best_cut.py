@@ -22,8 +22,8 @@ from parsolve.optimizer.cut_model import CutModel
 from parsolve.problem import Instance
 from parsolve.splits import Layers, from_model_order
 
-AT_ONCE = 32
-"""Known paths that a list of cuts is held against at once."""
+AT_FIRST, AT_ONCE = 4, 32
+"""Known paths that a list of cuts is held against at once: a few first, which leave little of a long list."""
 
 
 @dataclass
@@ -79,23 +79,22 @@ def best_cut(
         candidates, finished = master.solve(left)
         if not len(candidates):
             return Found(best, cost, finished)
-        contents = [Contents.of(counts, p.model.layer_is_moe, row.shape.pp) for counts in candidates]
-        times = [pass_times(row.items, of.dense, of.moe) for of in contents]
-        forward, backward = (np.stack([t[way] for t in times], axis=1) for way in (0, 1))
-        found = []
-        for counts, of, passes, path in zip(
-            candidates, contents, times, long_paths(row.shape, forward, backward, row.items.delay), strict=True
-        ):
-            if cost_at(row, of, path.length(*passes)) < cost * (1 - SLACK) and is_legal(row, of):
-                length = makespan(row.shape, *passes)
-                if length > path.length(*passes) * (1 + SLACK):
-                    path = critical_path(row.shape, *passes)[1]
-                value = cost_at(row, of, length)
-                layers = from_model_order(counts.tolist(), row.shape.pp)
-                if value < cost * (1 - SLACK) and confirm(layers):
-                    best, cost = layers, value
-                    master.improve(cost)
-            found.append(path)
+        of = Contents.of(candidates, p.model.layer_is_moe, row.shape.pp)
+        forward, backward, delay = pass_times(row.items, of.dense, of.moe)
+        found = long_paths(row.shape, forward.T, backward.T, delay)
+        lengths = stacked(found).length(forward, backward, delay)
+        promised = np.where(is_legal(row, of), cost_at(row, of, lengths), np.inf)
+        for k, counts in enumerate(candidates.tolist()):
+            if promised[k] >= cost * (1 - SLACK):
+                continue
+            length = makespan(row.shape, forward[k], backward[k], delay)
+            if length > lengths[k] * (1 + SLACK):
+                found[k] = critical_path(row.shape, forward[k], backward[k], delay)[1]
+            value = float(cost_at(row, of, length)[k])
+            layers = from_model_order(counts, row.shape.pp)
+            if value < cost * (1 - SLACK) and confirm(layers):
+                best, cost = layers, value
+                master.improve(cost)
         master.forbid()
         paths.add(row.shape, stacked(found))
         master.add_paths(stacked(found))
@@ -107,12 +106,12 @@ def _master(p: Instance, row: Row, to_beat: float, paths: Paths, cuts: ShapeCuts
     known = paths.of(row.shape)
     if cuts.chosen is not None:
         master = CutList(p, row, to_beat, cuts, i)
-        for end in range(len(known.transfers), 0, -AT_ONCE):  # the last met exclude most
-            master.add_paths(Path(*(column[max(0, end - AT_ONCE) : end] for column in known)))
-            if not len(master.length):
-                return None
-        return master
-    options = cuts.domains.of_row(i)
+        end, at_once = len(known.transfers), AT_FIRST
+        while end > 0 and len(master.length):  # the last met exclude most
+            master.add_paths(Path(*(column[max(0, end - at_once) : end] for column in known)))
+            end, at_once = end - at_once, AT_ONCE
+        return master if len(master.length) else None
+    options = cuts.domains.alone(i).options
     if not all(len(of.total) for of in options):
         return None
     model = CutModel(p, row, to_beat, options)

@@ -65,14 +65,18 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         reached = np.flatnonzero(fits.any(axis=(0, 1)))
         window = slice(reached[0], reached[-1] + 1)
         depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
-        least = np.stack(
-            [[_least_held(layers, Shape(pp, vpp, m), rank)[window] for rank in range(pp)] for m in depths.tolist()]
-        )[which]
+        shapes = [Shape(pp, vpp, m) for m in depths.tolist()]
+        least = np.stack([[_least_held(layers, shape, rank)[window] for rank in range(pp)] for shape in shapes])[which]
         some, least = np.isfinite(least), np.where(np.isfinite(least), least, 0.0)
+        at_once = np.array([[_most_at_once(shape, rank) for rank in range(pp)] for shape in shapes])[which]
+        there = {
+            kind: (at_once * _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp))[:, :, None] for kind in kinds(p)
+        }
         for form in all_forms.limits:
             need = fixed(form.units, pp, values["grad_acc"])[:, :, None]
             need = need + at_least(p, form.units, numbers[window], pp, vpp)
-            need = need + cheapest(p, form.units, "_in_flight")[:, None, None] * least
+            in_flight_units = {kind: form.units[f"{kind}_in_flight"][:, None, None] for kind in there}
+            need = need + least_mix(in_flight_units, there, least)
             fits[:, :, window] &= some & (need <= form.budget * (1 + SLACK))
         fits = in_time(fits)
     most, least_layers = _reach(fits, numbers, layers)
@@ -163,9 +167,10 @@ class Domains:
     options: tuple[RankCuts, ...]
     allowed: tuple[Array, ...]
 
-    def of_row(self, i: int) -> list[RankCuts]:
+    def alone(self, i: int) -> Domains:
         """What one row may take."""
-        return [cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True)]
+        options = tuple(cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True))
+        return Domains(options, tuple(np.ones((1, len(cuts.total)), dtype=bool) for cuts in options))
 
 
 def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
@@ -185,13 +190,16 @@ def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
         cuts = every.only(window)
         fits = (cuts.total >= least) & (cuts.total <= most)
         flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank)[window] for m in depths.tolist()])[which]
-        names = _kinds_on(p, pp, vpp, rank)
+        there = _kinds_on(p, pp, vpp, rank)
+        at_once = np.array([[_most_at_once(Shape(pp, vpp, m), rank)] for m in depths.tolist()])[which]
+        in_flight_there = {kind: n * at_once for kind, n in there.items()}
         for form, outside in zip(of.forms.limits, fixed_of, strict=True):
             each, held, holds = (
-                np.min([form.units[prefix + name + suffix] for name in names], axis=0)[:, None] if names else 0.0
+                {kind: form.units[prefix + kind + suffix][:, None] for kind in there}
                 for prefix, suffix in (("", ""), ("", "_in_flight"), ("holds_", ""))
             )
-            need = outside[:, rank, None] + each * cuts.total + held * flying + holds * (cuts.total > 0)
+            need = outside[:, rank, None] + least_mix(each, there, cuts.total)
+            need = need + least_mix(held, in_flight_there, flying) + least_mix(holds, there, cuts.total > 0)
             fits &= need <= form.budget * (1 + SLACK)
         if room is not None:
             fits &= _least_time(p, of, rank, cuts.sizes) <= room[:, None] * (1 + SLACK)
@@ -224,7 +232,7 @@ def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:
     layers; of passes that some have, each rank's least layers count.
     """
     pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
-    names, least = _kinds_on(p, pp, vpp, rank), of.least.min(axis=0)
+    there, least = _kinds_on(p, pp, vpp, rank), of.least.min(axis=0)
     chunks = np.maximum(bounds(layers, pp, vpp)[0], least[:, None] // vpp)
     if vpp > 1:
         chunks[0, 0] = chunks[-1, -1] = 0  # may hold fewer than the others of their rank
@@ -238,20 +246,42 @@ def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:
         length = without_layers(paths, of_rows)[:, None, :]
         for way, passes in enumerate((paths.forward, paths.backward)):
             shared = passes[:, ~mine].min(axis=1)
-            own = sizes @ (passes[:, mine] - shared[:, None]).T
+            more = passes[:, mine] - shared[:, None]
+            own, most = sizes @ more.T, more.max(axis=1)
             extra = (passes[:, ~mine] - shared[:, None]) @ surely[~mine]
             each = {kind: getattr(of_rows, kind)[way] for kind in kinds(p)}
             everything = sum(n * each[kind] for kind, n in kinds(p).items())
-            cheapest_here = np.min([each[kind] for kind in names], axis=0) if names else np.zeros((len(here), 1))
             length = length + (shared * everything + extra * np.min(list(each.values()), axis=0))[:, None, :]
-            length = length + own * cheapest_here[:, None]
+            mine_each = {kind: each[kind][:, None] for kind in there}
+            length = length + least_mix(mine_each, {kind: n * most for kind, n in there.items()}, own)
         found[here] = length.max(axis=2)
     return found
 
 
-def _kinds_on(p: Instance, pp: int, vpp: int, rank: int) -> list[str]:
-    """The kinds of layers that a rank can hold."""
-    return [kind for kind in kinds(p) if _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[rank]]
+def _kinds_on(p: Instance, pp: int, vpp: int, rank: int) -> dict[str, int]:
+    """The kinds of layers that a rank can hold, and how many of each at most."""
+    there = {kind: int(_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[rank]) for kind in kinds(p)}
+    return {kind: n for kind, n in there.items() if n}
+
+
+def least_mix(each: Mapping[str, Array], there: Mapping[str, Any], numbers: Array) -> Any:
+    """What ``numbers`` of things cost at least, of kinds that cost ``each``, of which there are no more than ``there``.
+
+    One or two kinds; of two the dearer one makes up what the cheaper one lacks. Arrays broadcast.
+    """
+    if not each:
+        return 0.0
+    if len(each) == 1:
+        return next(iter(each.values())) * numbers
+    (one, two), (of_one, of_two) = each.values(), there.values()
+    cheap = np.minimum(numbers, np.where(one <= two, of_one, of_two))
+    return np.minimum(one, two) * cheap + np.maximum(one, two) * (numbers - cheap)
+
+
+@lru_cache(maxsize=4096)
+def _most_at_once(shape: Shape, rank: int) -> int:
+    """Microbatches of which a rank may hold any one chunk at once."""
+    return int(moments(shape, rank).max())
 
 
 @lru_cache(maxsize=256)
@@ -265,12 +295,9 @@ def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> 
 
 def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
     """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
-    names = list(kinds(p))
-    of = np.stack([np.asarray(units[kind]) for kind in names])
-    there = np.stack([_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in names])
-    cheap = np.minimum(numbers, there[np.argmin(of, axis=0)][..., None])
-    low, high = of.min(axis=0)[..., None, None], of.max(axis=0)[..., None, None]
-    return np.asarray(low * cheap + high * (numbers - cheap))
+    each = {kind: np.asarray(units[kind])[..., None, None] for kind in kinds(p)}
+    there = {kind: _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[:, None] for kind in each}
+    return np.asarray(least_mix(each, there, numbers) + np.zeros((pp, 1)))
 
 
 def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: int) -> Array:

@@ -105,8 +105,8 @@ def forms(
 class Row:
     """One configuration without its cut: its linear forms, the times of its items, and its schedule."""
 
-    objective: tuple[tuple[Form, dict[str, float]], ...]
-    limits: tuple[tuple[Form, dict[str, float]], ...]
+    objective: tuple[tuple[Form, dict[str, Any]], ...]
+    limits: tuple[tuple[Form, dict[str, Any]], ...]
     items: Items
     shape: Shape
 
@@ -119,6 +119,18 @@ class Row:
             all_items.row(i),
             shape_of(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i])),
         )
+
+    @staticmethod
+    def many(all_forms: Forms, all_items: Items, shape: Shape, rows: Array) -> Row:
+        """Rows with one schedule at once: every value has an axis for them, and a further one for cuts."""
+
+        def units(form: Form) -> dict[str, Any]:
+            return {name: values[rows, None] for name, values in form.units.items()}
+
+        objective, limits = (
+            tuple((form, units(form)) for form in group) for group in (all_forms.objective, all_forms.limits)
+        )
+        return Row(objective, limits, all_items.rows((rows, None)), shape)
 
 
 @dataclass(frozen=True)
@@ -153,22 +165,26 @@ def fixed(units: Mapping[str, Any], pp: int, microbatches: Any) -> Array:
     return np.asarray(nothing + (first + in_flight) * (ranks == 0) + last * (ranks == pp - 1))
 
 
-def rank_values(units: Mapping[str, float], of: Contents, shape: Shape) -> Array:
+def rank_values(units: Mapping[str, Any], of: Contents, shape: Shape) -> Array:
     """A form on every rank of cuts (without what lies ahead), array (…, rank)."""
     dense, moe = of.dense_of_rank, of.moe_of_rank
-    total = fixed(units, shape.pp, shape.microbatches) + units["dense"] * dense + units["moe"] * moe
-    total = total + units["holds_moe"] * (moe > 0) + units["holds_dense"] * ((moe == 0) & (dense > 0))
-    for unit, stages in ((units["dense_in_flight"], of.dense), (units["moe_in_flight"], of.moe)):
-        if unit:
+
+    def each(name: str) -> Array:
+        return np.asarray(units[name])[..., None]
+
+    total = fixed(units, shape.pp, shape.microbatches) + each("dense") * dense + each("moe") * moe
+    total = total + each("holds_moe") * (moe > 0) + each("holds_dense") * ((moe == 0) & (dense > 0))
+    for name, stages in (("dense_in_flight", of.dense), ("moe_in_flight", of.moe)):
+        if np.any(units[name]):
             of_ranks = [(stages[..., rank :: shape.pp], moments(shape, rank)) for rank in range(shape.pp)]
             worst = [(chunks @ then.T).max(axis=-1) for chunks, then in of_ranks]
-            total = total + unit * np.stack(worst, axis=-1)
+            total = total + each(name) * np.stack(worst, axis=-1)
     return np.asarray(total)
 
 
 def cost_at(row: Row, of: Contents, length: Any) -> Any:
     """Objective of cuts whose schedules have that length."""
-    total: Any = 0.0
+    total: Any = np.zeros(of.dense.shape[:-1])
     for form, units in row.objective:
         value = length if form.name == PIPELINE else rank_values(units, of, row.shape).max(axis=-1)
         total = total + form.weight * (np.maximum(0.0, value) if form.at_least_zero else value)
@@ -179,7 +195,7 @@ def is_legal(row: Row, of: Contents) -> Array:
     """Whether cuts hold every limit."""
     legal = np.ones(of.dense.shape[:-1], dtype=bool)
     for form, units in row.limits:
-        legal &= rank_values(units, of, row.shape).max(axis=-1) <= form.budget * (1 + SLACK)
+        legal = legal & (rank_values(units, of, row.shape).max(axis=-1) <= form.budget * (1 + SLACK))
     return legal
 
 

@@ -17,11 +17,11 @@ from parsolve.splits import RankCuts, moe_layers
 
 SPARSE = 0.3
 """Cuts out of the race are dropped from the list when they are at least this share of it."""
-AT_ONCE = 16
+AT_ONCE = 8
 """Listed cuts evaluated in one round."""
 LOOK = 256
 """Listed cuts whose limits are looked at in one round."""
-MAX_LISTED = 3_000_000
+MAX_LISTED = 8_000_000
 """Cuts are listed when they have no more stages than this in all."""
 
 
@@ -44,13 +44,15 @@ class ShapeCuts:
         pipeline = rows.forms.pipeline
         room = None if pipeline is None else (rows.beat - rest) / pipeline.weight
         domain = domains(p, rows, room)
-        chosen: Array | None = np.zeros((rows.pp, 0), np.int32)
-        if all(len(cuts.total) for cuts in domain.options):
-            patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
-            if pipeline is not None and room is not None:
-                patience = _patience(p, rows, pipeline, room)
-            chosen = _combined(domain, p.model.num_layers, patience)
-        return ShapeCuts(domain, rest, chosen)
+        return ShapeCuts(domain, rest, _listed(p, rows, domain, room))
+
+    def alone(self, p: Instance, rows: ShapeRows, i: int) -> ShapeCuts:
+        """The same for row ``i`` of the rows alone, which may have few enough cuts to list where all have too many."""
+        only = slice(i, i + 1)
+        row, pipeline = rows.rows(only), rows.forms.pipeline
+        room = None if pipeline is None else (row.beat - self.rest[only]) / pipeline.weight
+        domain = self.domains.alone(i)
+        return ShapeCuts(domain, self.rest[only], _listed(p, row, domain, room))
 
     def of_row(self, i: int) -> Array:
         """(cut, stage) in model order: the listed cuts that one row may take."""
@@ -60,6 +62,17 @@ class ShapeCuts:
             left = left[allowed[i][chosen[left]]]
         sizes = [cuts.sizes[of[left]] for cuts, of in zip(self.domains.options, self.chosen, strict=True)]
         return np.stack(sizes, axis=2).reshape(len(left), -1 if len(left) else 0)
+
+
+def _listed(p: Instance, rows: ShapeRows, domain: Domains, room: Array | None) -> Array | None:
+    """(rank, cut) options of the ranks with which rows may have ``room`` (row,) for the pipeline; None: too many."""
+    pipeline = rows.forms.pipeline
+    if not all(len(cuts.total) for cuts in domain.options):
+        return np.zeros((rows.pp, 0), np.int32)
+    patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
+    if pipeline is not None and room is not None:
+        patience = _patience(p, rows, pipeline, room)
+    return _combined(domain, p.model.num_layers, patience)
 
 
 def _patience(p: Instance, rows: ShapeRows, pipeline: Form, room: Array) -> Array:
@@ -126,25 +139,23 @@ class CutList:
     def __init__(self, p: Instance, row: Row, to_beat: float, cuts: ShapeCuts, i: int) -> None:
         self.row, self.to_beat = row, to_beat
         self.layer_is_moe = p.model.layer_is_moe
-        counts = cuts.of_row(i)
-        moe = moe_layers(counts, self.layer_is_moe)
-        self.dense, self.moe = (counts - moe).astype(float), moe.astype(float)
+        self.counts = cuts.of_row(i)
         self.weight = next((form.weight for form, _ in row.objective if form.name == PIPELINE), 0.0)
-        self.length = np.zeros(len(counts))
-        self.rest = np.full(len(counts), float(cuts.rest[i]))
-        self.exact = np.zeros(len(counts), dtype=bool)
-        self.alive = np.ones(len(counts), dtype=bool)
+        self.length = np.zeros(len(self.counts))
+        self.rest = np.full(len(self.counts), float(cuts.rest[i]))
+        self.exact = np.zeros(len(self.counts), dtype=bool)
+        self.alive = np.ones(len(self.counts), dtype=bool)
         self.given: Array = np.zeros(0, np.int64)
 
     def add_paths(self, paths: Path) -> None:
         """The schedule is at least as long as each of these stacked paths."""
         if not self.weight or not len(self.length):
             return
-        outside, *of_kinds = on_path(paths, self.row.items)
-        lengths = outside
-        for layers, each in zip((self.dense, self.moe), of_kinds, strict=True):
-            if layers.any():
-                lengths = lengths + layers @ each.T
+        lengths, dense, moe = on_path(paths, self.row.items)
+        of_moe = moe_layers(self.counts, self.layer_is_moe)
+        for layers, each in ((self.counts - of_moe, dense), (of_moe, moe)):
+            if each.any():
+                lengths = lengths + layers.astype(float) @ each.T
         self.length = np.maximum(self.length, lengths.max(axis=1))
         self._drop(SPARSE)
 
@@ -152,7 +163,7 @@ class CutList:
         """Forget cuts that are out of the race, if they are at least so large a share."""
         keep = self.alive & (self.rest + self.weight * self.length < self.to_beat * (1 - SLACK))
         if int(keep.sum()) < (1 - share) * len(keep):
-            for name in ("dense", "moe", "rest", "exact", "length"):
+            for name in ("counts", "rest", "exact", "length"):
                 setattr(self, name, getattr(self, name)[keep])
             self.alive = np.ones(int(keep.sum()), dtype=bool)
             self.given = np.zeros(0, np.int64)
@@ -174,7 +185,7 @@ class CutList:
             if len(known):
                 cost = self.rest[known] + self.weight * self.length[known]
                 self.given = known[np.argsort(cost, kind="stable")[:AT_ONCE]]
-                return (self.dense + self.moe)[self.given].astype(np.int64), True
+                return self.counts[self.given], True
         return np.zeros((0, 0), np.int64), True
 
     def _look(self) -> None:
@@ -183,7 +194,7 @@ class CutList:
         cost = self.rest + self.weight * self.length
         here = np.argpartition(cost, LOOK)[:LOOK] if len(cost) > LOOK else np.arange(len(cost))
         here = here[~self.exact[here]]
-        of = Contents.of((self.dense + self.moe)[here].astype(np.int64), self.layer_is_moe, self.row.shape.pp)
+        of = Contents.of(self.counts[here], self.layer_is_moe, self.row.shape.pp)
         self.rest[here] = cost_at(self.row, of, 0.0)
         self.alive[here] = is_legal(self.row, of)
         self.exact[here] = self.alive[here]

@@ -366,6 +366,8 @@ def _moe_before(layer_is_moe: tuple[bool, ...]) -> Array:
 
 def moe_layers(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
     """MoE layers of each stage when the layers are dealt out in order, arrays (…, stage) in model order."""
+    if len(set(layer_is_moe)) == 1:
+        return counts * int(layer_is_moe[0])
     ends = np.cumsum(counts, axis=-1, dtype=np.intp)
     moe = _moe_before(layer_is_moe).take(ends, mode="clip")  # a cut that is only being checked may hold more
     moe[..., 1:] -= moe[..., :-1].copy()

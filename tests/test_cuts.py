@@ -20,8 +20,9 @@ from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.cut_caps import ShapeRows, caps
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
+from parsolve.optimizer.likely_cuts import likely_cuts, most_promising
 from parsolve.specs import Recompute
-from parsolve.splits import Split, Splits, classify, free, free_shape, rank_cuts
+from parsolve.splits import Layers, Split, Splits, classify, free, free_shape, from_model_order, rank_cuts
 
 
 def solve(of: StageProblem, to_beat: float) -> Found | None:
@@ -180,6 +181,37 @@ def test_cuts_of_a_rank_equal_their_definition(layers: int, pp: int, vpp: int) -
         for side, fuller_first in ((found.fuller_first, True), (found.fuller_last, False)):
             mine = {cut for cut, there in zip(cuts, side.tolist(), strict=True) if there}
             assert mine == set(oracle.rank_cuts(layers, pp, vpp, rank, fuller_first))
+
+
+@pytest.mark.parametrize(("layers", "pp", "vpp"), [(5, 2, 1), (12, 2, 2), (13, 4, 2), (16, 3, 3), (7, 4, 2), (3, 2, 2)])
+def test_likely_cuts_are_cuts_of_the_domain(layers: int, pp: int, vpp: int) -> None:
+    """Whatever is listed early counts as the best cut of a configuration, so it must be one that is searched."""
+    likely = [from_model_order(cut, pp) for cut in likely_cuts(layers, pp, vpp).tolist()]
+    assert likely
+    assert len(set(likely)) == len(likely)
+    assert set(likely) <= set(oracle.all_cuts(layers, pp, vpp))
+
+
+def promises(of: StageProblem) -> list[tuple[float, int, Layers]]:
+    shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
+    linear = forms(of.p, of.values, [shape], np.zeros(1, np.int64))
+    return most_promising(of.p, linear, items(of.p, of.values), of.values, Paths())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_likely_cuts_promise_is_never_above_what_they_cost(seed: int) -> None:
+    """The order of trying them is by a bound; only legal ones are offered."""
+    of = stage_problem(9_000 + seed)
+    for promised, row, cut in promises(of):
+        cost = float(of.costs(np.array([of.cuts.index(cut)]))[0])
+        assert row == 0
+        assert promised <= cost * (1 + 1e-9) < math.inf
+
+
+def test_likely_cuts_are_found_for_most_problems() -> None:
+    """Else the test above would show nothing."""
+    found = [promises(stage_problem(9_000 + seed)) for seed in range(40)]
+    assert sum(map(bool, found)) >= 20
 
 
 def test_all_cuts_are_searched_where_no_listed_one_is_legal() -> None:
