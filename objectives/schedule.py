@@ -278,33 +278,32 @@ def plain_paths(shape: Shape) -> tuple[Path, ...]:
     its first backward pass; and they leave it after its last backward pass, or with the last microbatch after its last
     forward pass through the rest of the stages and all the way back.
     """
-    pp, vpp, _, _ = shape
+    pp, vpp, m, _ = shape
     stages = pp * vpp
     chunk, _ = _chunk_order(shape)
+    total = len(chunk)
+    done = np.concatenate((np.zeros((1, vpp), np.int64), np.cumsum(chunk[:, None] == np.arange(vpp), axis=0)))
     result = []
     for rank in range(pp):
         found = []
-        is_forward = _is_forward(shape, rank)
-        of_pass = np.empty(len(is_forward), np.int64)
-        of_pass[is_forward], of_pass[~is_forward] = chunk, vpp - 1 - chunk
-        first_back, last_forward = int(np.argmin(is_forward)), int(np.flatnonzero(is_forward)[-1])
+        alone = min(warmup(shape, rank) + 1, total)  # forward passes before the first backward pass, or the reverse
         last = (vpp - 1) * pp + rank  # the stage of its last chunk
-        for start, first in (("straight", 0), ("turn", first_back)):
-            for end, until in (("straight", len(is_forward)), ("turn", last_forward + 1)):
-                if first >= until:
+        for start in ("straight", "turn"):
+            for end in ("straight", "turn"):
+                if start == end == "turn" and alone == total:
                     continue
-                own, back = of_pass[first:until], ~is_forward[first:until]
                 forward, backward = np.zeros((2, stages), np.int64)
-                forward[rank::pp] = np.bincount(own[~back], minlength=vpp)
-                backward[rank::pp] = np.bincount(own[back], minlength=vpp)
+                forward[rank::pp] = backward[rank::pp] = m
                 if start == "straight":
                     forward[:rank] += 1
                 else:
+                    forward[rank::pp] -= done[alone]
                     forward += 1
                     backward[last + 1 :] += 1
                 if end == "straight":
                     backward[:rank] += 1
                 else:
+                    backward[rank::pp] -= (done[total] - done[total - alone])[::-1]
                     forward[last + 1 :] += 1
                     backward += 1
                 round_trip = stages - 1 + pp - 1 - rank

@@ -22,7 +22,7 @@ from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.cut_caps import ShapeRows, caps
-from parsolve.optimizer.cut_forms import Row, forms
+from parsolve.optimizer.cut_forms import SLACK, Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.likely_cuts import most_promising
@@ -71,6 +71,8 @@ class AnyCut:
         if not table.size:
             return True
         rows = Open(self.p, self.search.best, table, limit)
+        if not rows.table.size:
+            return True
         self._start(rows)
         for goal in rows.bound[0] * np.array(RISES):
             last = min(limit, self.search.best.worst)
@@ -129,7 +131,7 @@ class AnyCut:
             if cost < rows.beat[i] and _is_legal(self.p, rows.configs[i], cut):
                 tried.append((self._list(rows.configs[i], cut), i))
         rows.refresh()
-        found = [i for cost, i in sorted(tried) if cost <= rows.beat[i]]
+        found = [i for cost, i in sorted(tried) if cost <= rows.beat[i] * (1 + SLACK)]
         missed = {i for _, i in tried}.difference(found)  # by more than their likely cuts promise
         rows.first([*found, *(i for _, i, _ in promising if i not in missed)])
 
@@ -208,6 +210,14 @@ class Candidates:
             return group.shared.alone(self.p, group.of, group.place[i]), 0
         return group.shared, group.place[i]
 
+    def _drop_impossible(self) -> None:
+        """Forget the rows that no cut will do for."""
+        shapes = [np.flatnonzero(self.at == shape) for shape in np.unique(self.at)]
+        some = np.sort(np.concatenate([self._possible(rows, self.beat[rows])[0] for rows in shapes]))
+        self.table, self.linear, self.times = self.table.keep(some), self.linear.rows(some), self.times.rows(some)
+        self.bound, self.at, self.beat = self.bound[some], self.at[some], self.beat[some]
+        self._grouped_at = self._grouped_at[some]
+
     def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
         """The same for one row, from values to beat a little above its bound up to what it has to beat."""
         guesses = np.unique(np.minimum(self.bound[i] * np.array([*STEPS, math.inf]), self.beat[i]))
@@ -237,12 +247,20 @@ class Open(Candidates):
         table = Table(table.axes, {axis: column[order] for axis, column in table.values.items()})
         super().__init__(p, table, bound[order])
         self.best, self.limit = best, limit
+        self._aim_all()
+        self._drop_impossible()
+        table = self.table
         self.configs = [without_cut(config) for config in configs_of(p, table, range(table.size))]
         self.order = np.arange(table.size)
         self.by_name: dict[Any, list[int]] = {}
         for i, config in enumerate(self.configs):
             self.by_name.setdefault(best.name(config), []).append(i)
         self.refresh()
+
+    def _aim_all(self) -> None:
+        """What there is to beat for whatever is not listed."""
+        known = min(self.limit, self.best.worst)
+        self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
 
     def first(self, rows: list[int]) -> None:
         """Take these rows first, in their order; the others by their bounds."""
@@ -255,8 +273,7 @@ class Open(Candidates):
 
     def refresh(self) -> None:
         """What there is to beat, after the list has changed."""
-        known = min(self.limit, self.best.worst)
-        self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
+        self._aim_all()
         for name, plan in self.best.best.items():
             here = self.by_name.get(name, [])
             self.beat[here] = np.minimum(self.beat[here], plan.key)
