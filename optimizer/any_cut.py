@@ -105,18 +105,18 @@ class AnyCut:
         if cuts is None:
             return Found(None, beat, True)
         row, confirm = rows.row(i), partial(_is_legal, self.p, rows.configs[i])
-        if cuts[0].chosen is not None:
-            return best_cut(self.p, row, beat, self.paths, *cuts, confirm, self.deadline)
-        return self._among_few(rows, i)
-
-    def _among_few(self, rows: Open, i: int) -> Found:
-        """The best cut of a row, looked for among those a little above its bound first, where they are few."""
-        row, confirm = rows.row(i), partial(_is_legal, self.p, rows.configs[i])
-        for guess, alone in rows.rising(i):
+        known = self.paths.of(row.shape)
+        shared, place = cuts
+        if shared.chosen is None:
+            shared, place = shared.alone(self.p, place, row, beat, known), 0
+        if shared.chosen is not None:
+            return best_cut(self.p, row, beat, self.paths, shared, place, confirm, self.deadline)
+        for guess, few in rows.rising(i):
+            alone = few.alone(self.p, 0, row, guess, known)
             answer = best_cut(self.p, row, guess, self.paths, alone, 0, confirm, self.deadline)
             if answer.layers is not None or not answer.proven:
                 return answer
-        return Found(None, float(rows.beat[i]), True)
+        return Found(None, beat, True)
 
     def _start(self, rows: Open) -> None:
         """Likely cuts of the most promising configurations: a short list to beat, and an order to go on in."""
@@ -206,8 +206,6 @@ class Candidates:
             return None
         if group.shared is None:
             group.shared = ShapeCuts.of(self.p, group.of)
-        if group.shared.chosen is None:  # too many for all of them at once
-            return group.shared.alone(self.p, group.of, group.place[i]), 0
         return group.shared, group.place[i]
 
     def _drop_impossible(self) -> None:

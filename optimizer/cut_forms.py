@@ -110,6 +110,11 @@ class Row:
     items: Items
     shape: Shape
 
+    @property
+    def weight(self) -> float:
+        """What a second of the schedule counts in the objective."""
+        return next((form.weight for form, _ in self.objective if form.name == PIPELINE), 0.0)
+
     @staticmethod
     def of(all_forms: Forms, all_items: Items, values: Mapping[str, Array], i: int) -> Row:
         """Row i of ``values``."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
 from parsolve.objectives.schedule import Path
 from parsolve.optimizer.cut_caps import Domains, ShapeRows, at_least, domains, others, waits
@@ -21,7 +22,7 @@ AT_ONCE = 8
 """Listed cuts evaluated in one round."""
 LOOK = 256
 """Listed cuts whose limits are looked at in one round."""
-MAX_LISTED = 8_000_000
+MAX_LISTED = 3_000_000
 """Cuts are listed when they have no more stages than this in all."""
 
 
@@ -44,15 +45,16 @@ class ShapeCuts:
         pipeline = rows.forms.pipeline
         room = None if pipeline is None else (rows.beat - rest) / pipeline.weight
         domain = domains(p, rows, room)
-        return ShapeCuts(domain, rest, _listed(p, rows, domain, room))
+        patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
+        if pipeline is not None and room is not None and all(len(cuts.total) for cuts in domain.options):
+            patience = _patience(p, rows, pipeline, room)
+        return ShapeCuts(domain, rest, _combined(domain.options, partial(_grown, p.model.num_layers, patience)))
 
-    def alone(self, p: Instance, rows: ShapeRows, i: int) -> ShapeCuts:
-        """The same for row ``i`` of the rows alone, which may have few enough cuts to list where all have too many."""
-        only = slice(i, i + 1)
-        row, pipeline = rows.rows(only), rows.forms.pipeline
-        room = None if pipeline is None else (row.beat - self.rest[only]) / pipeline.weight
-        domain = self.domains.alone(i)
-        return ShapeCuts(domain, self.rest[only], _listed(p, row, domain, room))
+    def alone(self, p: Instance, i: int, row: Row, to_beat: float, paths: Path) -> ShapeCuts:
+        """The same for row ``i`` alone, held against paths while they are put together: often few enough to list."""
+        options = self.domains.alone(i)
+        grow = partial(_grown_below, p, row, to_beat, float(self.rest[i]), paths)
+        return ShapeCuts(options, self.rest[i : i + 1], _combined(options.options, grow))
 
     def of_row(self, i: int) -> Array:
         """(cut, stage) in model order: the listed cuts that one row may take."""
@@ -62,17 +64,6 @@ class ShapeCuts:
             left = left[allowed[i][chosen[left]]]
         sizes = [cuts.sizes[of[left]] for cuts, of in zip(self.domains.options, self.chosen, strict=True)]
         return np.stack(sizes, axis=2).reshape(len(left), -1 if len(left) else 0)
-
-
-def _listed(p: Instance, rows: ShapeRows, domain: Domains, room: Array | None) -> Array | None:
-    """(rank, cut) options of the ranks with which rows may have ``room`` (row,) for the pipeline; None: too many."""
-    pipeline = rows.forms.pipeline
-    if not all(len(cuts.total) for cuts in domain.options):
-        return np.zeros((rows.pp, 0), np.int32)
-    patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
-    if pipeline is not None and room is not None:
-        patience = _patience(p, rows, pipeline, room)
-    return _combined(domain, p.model.num_layers, patience)
 
 
 def _patience(p: Instance, rows: ShapeRows, pipeline: Form, room: Array) -> Array:
@@ -90,17 +81,19 @@ def _patience(p: Instance, rows: ShapeRows, pipeline: Form, room: Array) -> Arra
     return np.asarray(np.where(left >= 0, patient, -1.0).max(axis=0))
 
 
-def _combined(domain: Domains, layers: int, patience: Array) -> Array | None:
-    """(rank, cut) options that together hold all layers and do not wait too long; None: too many."""
+def _combined(of_ranks: Sequence[RankCuts], grow: Callable[[list[RankCuts]], Array | None]) -> Array | None:
+    """(rank, cut) options of one kind on all ranks that ``grow`` puts together; None: too many."""
+    if not all(len(cuts.total) for cuts in of_ranks):
+        return np.zeros((len(of_ranks), 0), np.int32)
     found = []
-    level = [cuts.fuller_first & cuts.fuller_last for cuts in domain.options]
+    level = [cuts.fuller_first & cuts.fuller_last for cuts in of_ranks]
     for fuller_first in (True, False):
         if not fuller_first and all(one.all() for one in level):
             break
-        options = [np.flatnonzero(cuts.fuller_first if fuller_first else cuts.fuller_last) for cuts in domain.options]
+        options = [np.flatnonzero(cuts.fuller_first if fuller_first else cuts.fuller_last) for cuts in of_ranks]
         if not all(map(len, options)):
             continue
-        chosen = _grown([cuts.only(i) for cuts, i in zip(domain.options, options, strict=True)], layers, patience)
+        chosen = grow([cuts.only(i) for cuts, i in zip(of_ranks, options, strict=True)])
         if chosen is None:
             return None
         chosen = np.stack([of[which] for of, which in zip(options, chosen, strict=True)]).astype(np.int32)
@@ -110,7 +103,7 @@ def _combined(domain: Domains, layers: int, patience: Array) -> Array | None:
     return np.concatenate(found, axis=1) if found else np.zeros((len(level), 0), np.int32)
 
 
-def _grown(options: list[RankCuts], layers: int, patience: Array) -> Array | None:
+def _grown(layers: int, patience: Array, options: list[RankCuts]) -> Array | None:
     """The combinations of one kind, (rank, cut), rank after rank."""
     chosen, sums, ahead = np.zeros((0, 1), np.int32), np.zeros(1, np.int64), np.zeros(1, np.int64)
     least = [int(cuts.total.min()) for cuts in options]
@@ -130,6 +123,79 @@ def _grown(options: list[RankCuts], layers: int, patience: Array) -> Array | Non
     return chosen
 
 
+def _grown_below(
+    p: Instance, row: Row, to_beat: float, rest: float, paths: Path, options: list[RankCuts]
+) -> Array | None:
+    """The combinations of one kind with which no path is too long for a row that is to cost less than ``to_beat``.
+
+    A path's length is a sum over the ranks. With any price ``c`` a layer it is c * layers + the sum of what each rank's
+    layers cost above that price, and of the ranks still open no more than their cheapest options count.
+    """
+    layers, pp = p.model.num_layers, len(options)
+    outside, of_stage = _along(p, row, paths, options)
+    totals = [cuts.total for cuts in options]
+    lengths = [
+        cuts.sizes.astype(float) @ of_stage[:, rank::pp].T for rank, cuts in enumerate(options)
+    ]  # (option, path)
+    price, bound = _prices(lengths, totals, layers)
+    above = [length - total[:, None] * price for length, total in zip(lengths, totals, strict=True)]
+    room = (to_beat - rest) / row.weight * (1 + SLACK) if row.weight else math.inf
+    room = room - outside - bound  # beyond the cheapest options of all ranks
+    if np.any(room < 0):
+        return np.zeros((pp, 0), np.int32)
+    above = [each - each.min(axis=0) for each in above]
+    least = np.append(np.cumsum([total.min() for total in totals[::-1]])[::-1], 0)
+    most = np.append(np.cumsum([total.max() for total in totals[::-1]])[::-1], 0)
+    chosen, sums, spent = np.zeros((0, 1), np.int32), np.zeros(1, np.int64), np.zeros((1, len(outside)))
+    for rank, (total, each) in enumerate(zip(totals, above, strict=True)):
+        grown = sums[:, None] + total
+        left, right = np.nonzero((grown + least[rank + 1] <= layers) & (grown + most[rank + 1] >= layers))
+        if len(left) * max(len(outside), row.shape.pp * row.shape.vpp) > MAX_LISTED:
+            return None
+        spent = spent[left] + each[right]
+        keep = np.all(spent <= room, axis=1)
+        left, right, spent = left[keep], right[keep], spent[keep]
+        chosen = np.vstack((chosen[:, left], right[None, :].astype(np.int32)))
+        sums = sums[left] + total[right]
+    return chosen
+
+
+def _along(p: Instance, row: Row, paths: Path, options: list[RankCuts]) -> tuple[Array, Array]:
+    """(path,) what paths take at least beside layers of the commoner kind, and (path, stage) what one of these adds.
+
+    Layers of the other kind count as of the commoner, less what they can save at most on the stages that they reach.
+    """
+    outside, *of_kinds = on_path(paths, row.items)
+    is_moe = np.array(p.model.layer_is_moe)
+    common = int(2 * is_moe.sum() >= len(is_moe))
+    rare = np.flatnonzero(is_moe != common)
+    if not len(rare):
+        return outside, of_kinds[common]
+    low, high = (np.stack([find(cuts.sizes, axis=0) for cuts in options], axis=1).ravel() for find in (np.min, np.max))
+    first, last = np.cumsum(low) - low, np.cumsum(high)  # the layers that a stage can have begin and end there
+    reached = np.any((first[:, None] <= rare) & (rare < last[:, None]), axis=1)
+    saved = of_kinds[common] - of_kinds[1 - common]
+    return outside - len(rare) * saved[:, reached].max(axis=1, initial=-math.inf), of_kinds[common]
+
+
+def _prices(lengths: list[Array], totals: list[Array], layers: int) -> tuple[Array, Array]:
+    """(path,) of some prices a layer the one with the highest bound on a path's length, and that bound."""
+    best, bound = np.zeros(lengths[0].shape[1]), np.full(lengths[0].shape[1], -math.inf)
+    slopes = [np.zeros(lengths[0].shape[1])]
+    for length, total in zip(lengths, totals, strict=True):
+        spread = int(total[-1] - total[0])  # options stand in the order of their totals
+        if spread:
+            slopes.append((length[-1] - length[0]) / spread)
+    for price in slopes:
+        at_least = [
+            (length - total[:, None] * price).min(axis=0) for length, total in zip(lengths, totals, strict=True)
+        ]
+        value = price * layers + sum(at_least)
+        better = value > bound
+        best, bound = np.where(better, price, best), np.where(better, value, bound)
+    return best, bound
+
+
 class CutList:
     """Cuts of one row with the longest of the known paths of each, and at least what the other terms cost.
 
@@ -140,7 +206,7 @@ class CutList:
         self.row, self.to_beat = row, to_beat
         self.layer_is_moe = p.model.layer_is_moe
         self.counts = cuts.of_row(i)
-        self.weight = next((form.weight for form, _ in row.objective if form.name == PIPELINE), 0.0)
+        self.weight = row.weight
         self.length = np.zeros(len(self.counts))
         self.rest = np.full(len(self.counts), float(cuts.rest[i]))
         self.exact = np.zeros(len(self.counts), dtype=bool)

@@ -25,8 +25,8 @@ from parsolve.specs import Recompute
 from parsolve.splits import Layers, Split, Splits, classify, free, free_shape, from_model_order, rank_cuts
 
 
-def solve(of: StageProblem, to_beat: float) -> Found | None:
-    """The solver's answer; None when no rank can do its share."""
+def solve(of: StageProblem, to_beat: float, alone: bool = False) -> Found | None:
+    """The solver's answer; None when no rank can do its share. ``alone``: cuts listed below paths, for one row."""
     shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
     linear = forms(of.p, of.values, [shape], np.zeros(1, np.int64))
     reach = caps(of.p, linear, of.values, np.array([to_beat]))
@@ -35,7 +35,11 @@ def solve(of: StageProblem, to_beat: float) -> Found | None:
     times = items(of.p, of.values)
     rows = ShapeRows(linear, times, of.values, reach.most, reach.least, np.array([to_beat]))
     row = Row.of(linear, times, of.values, 0)
-    return best_cut(of.p, row, to_beat, Paths(), ShapeCuts.of(of.p, rows), 0, lambda _: True)
+    cuts = ShapeCuts.of(of.p, rows)
+    if alone:
+        cuts = cuts.alone(of.p, 0, row, to_beat, Paths().of(row.shape))
+        assert cuts.chosen is not None
+    return best_cut(of.p, row, to_beat, Paths(), cuts, 0, lambda _: True)
 
 
 def targets(rng: random.Random, best: float) -> float:
@@ -43,9 +47,9 @@ def targets(rng: random.Random, best: float) -> float:
     return best * rng.choice([1e3, 2.0, 1.02, 1 + 1e-6, 1 - 1e-6]) if best < math.inf else 1e12
 
 
-def same(of: StageProblem, to_beat: float, best: float) -> None:
+def same(of: StageProblem, to_beat: float, best: float, alone: bool = False) -> None:
     """The cost and a cut that costs it, or none when none beats the target."""
-    answer = solve(of, to_beat)
+    answer = solve(of, to_beat, alone)
     if best >= to_beat:
         assert answer is None or (answer.layers is None and answer.proven)
         return
@@ -67,6 +71,17 @@ def test_the_best_cut_equals_brute_force(block: int) -> None:
     """300 problems of up to 16 layers, 4 stages, 2 chunks."""
     for seed in range(10 * block, 10 * block + 10):
         compare(seed)
+
+
+@pytest.mark.parametrize("block", range(15))
+def test_cuts_listed_below_paths_equal_brute_force(block: int) -> None:
+    """Each problem with a value to beat just above its best cut, where most cuts are left out, and with another."""
+    for seed in range(20_000 + 10 * block, 20_010 + 10 * block):
+        of = stage_problem(seed)
+        best, _ = of.best()
+        same(of, targets(random.Random(seed), best), best, alone=True)
+        if best < math.inf:
+            same(of, best * (1 + 1e-6), best, alone=True)
 
 
 @pytest.mark.slow
