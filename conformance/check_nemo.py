@@ -59,6 +59,7 @@ def check(plan: dict[str, Any]) -> None:
         seen |= {"ep": model.expert_model_parallel_size, "etp": model.expert_tensor_parallel_size}
     for name, value in seen.items():
         forks.expect(name, value, config[name])
+    forks.expect("prediction modules", model.mtp_num_layers or 0, plan["mtp_layers"])
     forks.expect("copies of the shards", container.ddp.num_distributed_optimizer_instances, plan["shard_copies"])
     forks.expect("the distributed optimizer", container.ddp.use_distributed_optimizer, config["zero"] >= 1)
     _groups(container, config)

@@ -10,6 +10,7 @@ import numpy as np
 from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
 from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
+from parsolve.objectives.multi_token import kept_bytes
 from parsolve.objectives.optimizer_step import sharing
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
@@ -96,6 +97,7 @@ GROUPED_EXPERT_STATES = (
 )
 EMBEDDING_STATES = _dense_states("embedding", parameters.embedding_params, "the embedding")
 HEAD_STATES = _dense_states("head", parameters.head_params, "the output layer")
+MTP_STATES = _dense_states("mtp", parameters.mtp_own_params, "a prediction module beside its layer")
 TIED_HEAD_STATES = _dense_states("tied_head", parameters.tied_head_params, "the final norm beside a tied embedding")
 
 
@@ -230,6 +232,35 @@ def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     return tokens(p, cp, mbs) * parameters.loss_vocab(p, tp) * held
 
 
+def _mtp_layer_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """What the layer of a prediction module keeps when it is not recomputed as a whole, bytes."""
+    moe = p.model.layer_is_moe[-1]
+    width = _experts_saved(p, tp, cp, etp, mbs) if moe else _dense_mlp_saved(p, tp, cp, mbs)
+    return p.profile.activation_memory * (_attention_saved(p, tp, cp, mbs, recompute) + width)
+
+
+MTP_SOURCE = "Megatron-Core multi_token_prediction.py, counted per tensor"
+
+
+@term(unit="B", label="activations", source=MTP_SOURCE)
+def mtp_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """Kept for the backward pass of one prediction module and microbatch, its layer included, bytes.
+
+    Whole-layer recomputation keeps the module's two inputs and its final norm.
+    """
+    norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+    layer = _kept(p, recompute, _mtp_layer_saved(p, tp, cp, etp, mbs, recompute), 0.0)
+    return layer + kept_bytes(p, tp, cp, mbs, recompute, norm)
+
+
+@term(unit="B", label="activations", source=MTP_SOURCE)
+def mtp_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """What a prediction module that is rebuilt needs beyond the logits, which are gone by then, bytes."""
+    layer = _mtp_layer_saved(p, tp, cp, etp, mbs, recompute)
+    whole = np.where(recompute == Recompute.FULL, layer, 0.0) + _transient_scores(p, tp, cp, mbs)
+    return np.maximum(0.0, whole - (1 + p.mtp_layers) * logits.compute(p, tp=tp, cp=cp, mbs=mbs))
+
+
 @term(unit="B", label="gathered", source="FSDP keeps the layer in use and the next one gathered")
 def gathered_dense_layers(p: Instance, *, tp: Any, zero: Any) -> Any:
     """Two gathered dense layers under ZeRO-3, bytes."""
@@ -264,23 +295,29 @@ def stage_memory(p: Instance) -> StageMax:
     ]
     activations: list[tuple[Term, Count]] = [(embedding_activations, counts.embeddings_in_flight)]
     gathered: list[tuple[Term, Count]] = []
+    experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
     if p.model.num_dense_layers:
         states.append((DENSE_LAYER_STATES, counts.dense_layers))
         activations.append((dense_layer_activations, counts.dense_layers_in_flight))
         activations.append((dense_working_set, counts.holds_dense))
         gathered.append((gathered_dense_layers, counts.holds_dense))
     if p.model.num_moe_layers:
-        experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
         states += [(MOE_LAYER_STATES, counts.moe_layers), (experts, counts.moe_layers)]
         activations.append((moe_layer_activations, counts.moe_layers_in_flight))
         activations.append((moe_working_set, counts.holds_moe))
         gathered.append((gathered_moe_layers, counts.holds_moe))
+    gpipe = p.workload.schedule == "gpipe"
+    outputs = [counts.gpipe_outputs_in_flight if gpipe else counts.is_last]
+    if p.mtp_layers:
+        layer = (*MOE_LAYER_STATES, *experts) if p.model.layer_is_moe[-1] else DENSE_LAYER_STATES
+        states += [((*layer, *MTP_STATES), counts.mtp_modules), (EMBEDDING_STATES, counts.mtp_embedding)]
+        outputs.append(counts.gpipe_mtp_modules_in_flight if gpipe else counts.mtp_modules)
+        activations += [(mtp_activations, outputs[1]), (mtp_working_set, counts.is_last)]
     parts = [Part(t, here) for terms, here in states for t in terms]
     parts += [Part(t, here) for t, here in activations]
-    outputs = counts.gpipe_outputs_in_flight if p.workload.schedule == "gpipe" else counts.is_last
-    parts.append(Part(logits, outputs))
+    parts += [Part(logits, here) for here in outputs]
     parts += [Part(t, here, fragmentation, label="fragmentation") for t, here in activations]
-    parts.append(Part(logits, outputs, fragmentation, label="fragmentation"))
+    parts += [Part(logits, here, fragmentation, label="fragmentation") for here in outputs]
     parts += [Part(t, here) for t, here in gathered]
     parts.append(Part(outside_tensors))
     return StageMax("memory", tuple(parts))

@@ -117,7 +117,8 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     if dp * cp <= 1 and edp <= 1:
         config["zero"] = 0  # nothing to shard over: the flag has no effect
     config["recompute"] = _recompute(command)
-    config |= _cut(command, shape.num_layers, pp)
+    modules = command.number("--mtp-num-layers", 0)
+    config |= _cut(command, shape.num_layers, modules, pp, notes)
     precision = _precision(command, notes)
     fields = {
         "seq_len": seq_len,
@@ -126,6 +127,7 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         "precision": precision,
         "optimizer": _optimizer(command),
         "shard_group": _shard_group(command, dp * cp),
+        "mtp_layers": modules,
         "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
     }
     faults = [*_slip_faults(slips), *_environment_faults(command, cluster, config)]
@@ -260,11 +262,12 @@ def _recompute(command: Command) -> str:
     return kind
 
 
-def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
+def _cut(command: Command, num_layers: int, modules: int, pp: int, notes: list[str]) -> dict[str, Any]:
     """The layer cut as the options say it; nothing where it is even."""
     layout = command.text("--pipeline-model-parallel-layout")
     if layout is not None:
         counts = layout_counts(layout)
+        _check_modules(layout, modules, notes)
         if len(counts) % pp:
             raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
         if sum(counts) != num_layers:
@@ -306,14 +309,21 @@ def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
     return {"vpp": vpp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
 
 
+LAYOUT = "--pipeline-model-parallel-layout"
+
+
 def layout_counts(text: str) -> list[int]:
     """Decoder layers per stage of a layout string such as ``Et*3|(t*4|)*14t*2L``."""
-    where = "--pipeline-model-parallel-layout"
+    return [stage.count("t") for stage in _layout_stages(text)]
+
+
+def _layout_stages(text: str) -> list[str]:
+    """The letters of every stage."""
 
     def times(found: re.Match[str]) -> str:
         count = int(found[2])
         if count > 4096:
-            raise SpecError("repeats too often", where)
+            raise SpecError("repeats too often", LAYOUT)
         return found[1].strip("()") * count
 
     flat = text.replace(",", "").replace(" ", "")
@@ -322,8 +332,29 @@ def layout_counts(text: str) -> list[int]:
         flat = re.sub(inner, times, flat)
         flat = re.sub(pattern, times, flat)
     if re.search(r"[^EtmL|]", flat):
-        raise SpecError(f"cannot read {text!r}: E, t, m, L, |, (…)*n are known", where)
-    return [stage.count("t") for stage in flat.split("|")]
+        raise SpecError(f"cannot read {text!r}: E, t, m, L, |, (…)*n are known", LAYOUT)
+    return flat.split("|")
+
+
+def _check_modules(text: str, modules: int, notes: list[str]) -> None:
+    """The prediction modules of a layout: as many as trained, on one stage, behind all layers.
+
+    Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
+    """
+    stages = _layout_stages(text)
+    found = [number for number, stage in enumerate(stages) if "m" in stage]
+    count = "".join(stages).count("m")
+    if count != modules:
+        raise SpecError(f"has {count} m, but --mtp-num-layers is {modules}: they must agree", LAYOUT)
+    if len(found) > 1:
+        raise SpecError("has m on several stages: all must be on one", LAYOUT)
+    if modules and "t" in "".join(stages).partition("m")[2]:
+        raise SpecError("has layers (t) behind multi-token prediction (m)", LAYOUT)
+    if modules and found[0] != len(stages) - 1:
+        notes.append(
+            f"the layout has multi-token prediction on stage {found[0] + 1} of {len(stages)}, apart from the output "
+            "layer; the estimate has it beside it, on the last"
+        )
 
 
 def _environment_faults(command: Command, cluster: Cluster, config: dict[str, Any]) -> list[Violation]:

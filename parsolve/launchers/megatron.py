@@ -122,7 +122,11 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
     if kind == "first-last" and not all(map(sum, layers)):
         kind = "layout"  # a rank without layers has no other word
     if kind == "layout":
-        args.add("--pipeline-model-parallel-layout", layout_text(model_order(layers)), why="this layer cut")
+        args.add(
+            "--pipeline-model-parallel-layout",
+            layout_text(model_order(layers), problem.mtp_layers),
+            why="this layer cut",
+        )
         return
     if kind in ("embedding", "embedding+loss"):
         args.add("--account-for-embedding-in-pipeline-split")
@@ -138,11 +142,14 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
         args.add("--num-virtual-stages-per-pipeline-rank", config.vpp)
 
 
-def layout_text(counts: list[int]) -> str:
-    """Layers per chunk in model order in Megatron's layout language: ``Et*3|(t*4|)*14t*2L``."""
-    stages = ["t" if n == 1 else f"t*{n}" if n else "" for n in counts]
+def layout_text(counts: list[int], modules: int = 0) -> str:
+    """Layers per chunk in model order in Megatron's layout language: ``Et*3|(t*4|)*14t*2L``.
+
+    ``modules``: of multi-token prediction, before the output layer: ``t*2mL``.
+    """
+    stages = [_repeated("t", n) for n in counts]
     stages[0] = "E" + stages[0]
-    stages[-1] += "L"
+    stages[-1] += _repeated("m", modules) + "L"
     text, start = "", 0
     while start < len(stages):
         end = start + 1
@@ -154,6 +161,10 @@ def layout_text(counts: list[int]) -> str:
             text += "|".join(stages[start:end]) + ("|" if end < len(stages) else "")
         start = end
     return text
+
+
+def _repeated(letter: str, times: int) -> str:
+    return f"{letter}*{times}" if times > 1 else letter * times
 
 
 def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> None:

@@ -19,6 +19,10 @@ EXACT_NULL_VOCABULARY = (0, 18)
 """Up to 0.17 NullTokenizer adds one token to --vocab-size."""
 
 
+MTP_LOSS_SCALE = 0.1
+"""Weight of the mean loss of the prediction modules: Megatron-LM's default."""
+
+
 def windowed(problem: Problem) -> bool:
     """Some layer attends to a window shorter than the sequence."""
     window = problem.model.window
@@ -56,7 +60,10 @@ def add_model(args: Arguments, problem: Problem, tp: int) -> None:
         args.add("--untie-embeddings-and-output-weights")
     if model.head_bias:
         args.note("the output layer's bias is left out: Megatron-LM has none")
-    if model.mtp_layers:
+    if problem.mtp_layers:
+        args.add("--mtp-num-layers", problem.mtp_layers)
+        args.add("--mtp-loss-scaling-factor", MTP_LOSS_SCALE)
+    elif model.mtp_layers:
         args.note("multi-token-prediction layers are left out, as in the estimate")
     if model.moe:
         _add_experts(args, problem, model.moe)

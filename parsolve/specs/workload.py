@@ -45,6 +45,8 @@ class Workload(Spec):
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
     ``zero_quantized`` sends ZeRO-3's weights in 8 and its gradients in 4 bits (DeepSpeed's ZeRO++), which rounds them.
     ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages), or GPipe, all forward passes first.
+    ``mtp_layers`` is the number of multi-token-prediction modules that are trained; None: as many as the model has
+    where the launcher trains them (Megatron-Core), else none.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
@@ -69,6 +71,7 @@ class Workload(Spec):
     optimizer_shards: Count | None = None
     shard_group: Annotated[Count, Field(ge=2)] | None = None
     zero_quantized: Quantized | None = None
+    mtp_layers: Annotated[int, Field(ge=0, le=16)] | None = None
     train_tokens: Count | None = None
     schedule: Schedule = "1f1b"
 
