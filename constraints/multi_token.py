@@ -11,7 +11,8 @@ from parsolve.problem import Instance, Problem
 from parsolve.specs.workload import MEGATRON_LIKE
 
 SINCE = (0, 14)
-"""Before, Megatron-Core neither recomputes the modules nor shifts tokens across context-parallel ranks."""
+"""Before, Megatron-Core neither recomputes the modules, nor shifts tokens across context-parallel ranks, nor has the
+modules in layout strings."""
 POSITIONS = ("rope", "none")
 
 
@@ -36,7 +37,7 @@ def mtp_launcher(p: Instance) -> Any:
     " use --mtp-layers 0",
     frameworks=MEGATRON_LIKE,
     needs="mtp_layers",
-    source="Megatron-Core multi_token_prediction.py of 0.13: no recomputation, roll_tensor without context parallelism",
+    source="Megatron-Core 0.13: multi_token_prediction.py, pipeline_parallel_layer_layout.py",
 )
 def mtp_since(p: Instance) -> Any:
     """Prediction modules that are recomputed and work with context parallelism exist from 0.14 on."""

@@ -22,7 +22,7 @@ from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.cut_caps import ShapeRows, caps
-from parsolve.optimizer.cut_forms import Row, forms
+from parsolve.optimizer.cut_forms import SLACK, Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.tables import Table
@@ -156,6 +156,8 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
 
 STEPS = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
 """Where a configuration's cuts are too many, those up to these multiples of its bound are looked at first."""
+TIES = 4 * SLACK
+"""Cuts are looked for that cost less than some value by more than the slack of comparisons: room for equal ones."""
 STALE = 1e-2
 """The cuts that a row may take are looked at again when what it has to beat has fallen by this share, or risen."""
 
@@ -249,6 +251,7 @@ class Open(Candidates):
     def refresh(self) -> None:
         """What there is to beat, after the list has changed."""
         known = min(self.limit, self.best.worst)
+        known *= 1 + TIES  # what costs as much as the last of the list may stand before it by name
         self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
         for name, plan in self.best.best.items():
             here = self.by_name.get(name, [])

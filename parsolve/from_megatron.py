@@ -61,6 +61,9 @@ OTHER_LAYERS = re.compile(
 )
 """State-space, per-layer, encoder and linear-attention models: a count by their --num-layers would be wrong."""
 OPTIMIZERS = ("adam", "sgd")
+LAYOUT = "--pipeline-model-parallel-layout"
+OWN_STAGE_SINCE = (0, 16)
+"""First version in which multi-token prediction may have a stage apart from the output layer."""
 CLOSE = 0.9
 """Likeness (difflib's ratio) from which an unknown option is taken for a slip of a known one."""
 
@@ -118,7 +121,10 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         config["zero"] = 0  # nothing to shard over: the flag has no effect
     config["recompute"] = _recompute(command)
     modules = command.number("--mtp-num-layers", 0)
-    config |= _cut(command, shape.num_layers, modules, pp, notes)
+    config |= _cut(command, shape.num_layers, pp)
+    layout = command.text(LAYOUT)
+    if layout is not None:
+        _check_modules(layout, modules, version, notes)
     precision = _precision(command, notes)
     fields = {
         "seq_len": seq_len,
@@ -262,16 +268,15 @@ def _recompute(command: Command) -> str:
     return kind
 
 
-def _cut(command: Command, num_layers: int, modules: int, pp: int, notes: list[str]) -> dict[str, Any]:
+def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
     """The layer cut as the options say it; nothing where it is even."""
-    layout = command.text("--pipeline-model-parallel-layout")
+    layout = command.text(LAYOUT)
     if layout is not None:
         counts = layout_counts(layout)
-        _check_modules(layout, modules, notes)
         if len(counts) % pp:
-            raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
+            raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", LAYOUT)
         if sum(counts) != num_layers:
-            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", "--pipeline-model-parallel-layout")
+            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", LAYOUT)
         return {"vpp": len(counts) // pp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
     vpp = command.number("--num-virtual-stages-per-pipeline-rank", 1)
     size = command.number("--num-layers-per-virtual-pipeline-stage", 0)
@@ -309,9 +314,6 @@ def _cut(command: Command, num_layers: int, modules: int, pp: int, notes: list[s
     return {"vpp": vpp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
 
 
-LAYOUT = "--pipeline-model-parallel-layout"
-
-
 def layout_counts(text: str) -> list[int]:
     """Decoder layers per stage of a layout string such as ``Et*3|(t*4|)*14t*2L``."""
     return [stage.count("t") for stage in _layout_stages(text)]
@@ -336,8 +338,10 @@ def _layout_stages(text: str) -> list[str]:
     return flat.split("|")
 
 
-def _check_modules(text: str, modules: int, notes: list[str]) -> None:
+def _check_modules(text: str, modules: int, version: tuple[int, ...], notes: list[str]) -> None:
     """The prediction modules of a layout: as many as trained, on one stage, behind all layers.
+
+    That stage is the output layer's up to 0.15.
 
     Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
     """
@@ -351,6 +355,8 @@ def _check_modules(text: str, modules: int, notes: list[str]) -> None:
     if modules and "t" in "".join(stages).partition("m")[2]:
         raise SpecError("has layers (t) behind multi-token prediction (m)", LAYOUT)
     if modules and found[0] != len(stages) - 1:
+        if version < OWN_STAGE_SINCE:
+            raise SpecError("has m apart from L, which Megatron-LM takes from 0.16 on", LAYOUT)
         notes.append(
             f"the layout has multi-token prediction on stage {found[0] + 1} of {len(stages)}, apart from the output "
             "layer; the estimate has it beside it, on the last"

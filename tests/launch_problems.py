@@ -99,7 +99,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
     rng = random.Random(version)
     plans = []
     for i in range(count):
-        shape = model(**SHAPES[i % len(SHAPES)])
+        shape = model(**SHAPES[i % len(SHAPES)], mtp_layers=int(i % 4 == 3))
         cluster = rng.choice(["h100-sxm:2x8", "h100-sxm:1x8", "b200:2x8", "a100-sxm-80gb:4x8"])
         precision = rng.choice(["bf16", "fp8"]) if cluster[0] in "hb" else "bf16"
         p = problem(shape, cluster, framework_version=version, precision=precision)
