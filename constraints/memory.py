@@ -9,7 +9,7 @@ import numpy as np
 
 from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
-from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
+from parsolve.objectives.compute import SELECTIVE_SHARE, lightly, repeats_attention, token_share, tokens
 from parsolve.objectives.multi_token import kept_bytes
 from parsolve.objectives.optimizer_step import sharing
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
@@ -145,27 +145,54 @@ def _checkpoint(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     return 2.0 * tokens(p, cp, mbs) * p.model.hidden_size * token_share(p, tp)
 
 
+def _attention_rebuilt(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What light recomputation discards of latent attention, bytes: its norm's output, and q, k, v of all heads.
+
+    Norms that are one kernel with the product behind them, as before other attention, keep theirs.
+    Source: Megatron-Core gpt_layer_specs.py, transformer_layer.py, multi_latent_attention.py.
+    """
+    model = p.model
+    if model.mla is None:
+        return np.zeros(np.broadcast(tp, cp, mbs).shape)
+    heads = 2.0 * model.num_heads / tp * (2.0 * model.qk_head_size + model.v_head_size)
+    return tokens(p, cp, mbs) * (2.0 * model.hidden_size * token_share(p, tp) + heads)
+
+
+def _experts_rebuilt(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What light recomputation discards of an MoE layer, bytes: its norm's output and the experts' activations.
+
+    Source: Megatron-Core transformer_layer.py, moe/experts.py.
+    """
+    moe = p.model.moe
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, mbs).shape)
+    rows = tokens(p, cp, mbs)
+    activations = rows / tp * moe.top_k * p.profile.expert_imbalance * 2.0 * moe.ffn_size
+    return rows * 2.0 * p.model.hidden_size * token_share(p, tp) + activations
+
+
 def _attention_saved(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    scores = np.where(recompute == Recompute.NONE, _score_bytes(p, tp, cp), 0.0)
-    return tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
+    scores = np.where(repeats_attention(recompute), 0.0, _score_bytes(p, tp, cp))
+    saved = tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
+    return saved - lightly(recompute) * _attention_rebuilt(p, tp, cp, mbs)
 
 
 def _dense_mlp_saved(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     return tokens(p, cp, mbs) * _mlp_bytes(p, p.model.ffn_size / tp, token_share(p, tp))
 
 
-def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Router, dispatched copies, expert products and outputs on the fullest rank, plus shared experts."""
     moe, model = p.model.moe, p.model
     if moe is None:
-        return np.zeros(np.broadcast(tp, cp, etp, mbs).shape)
+        return np.zeros(np.broadcast(tp, cp, etp, mbs, recompute).shape)
     rows = tokens(p, cp, mbs)
     copies = rows / tp * moe.top_k * p.profile.expert_imbalance
     columns = 2.0 if model.gated_mlp else 1.0
     routed = copies * (4.0 * model.hidden_size * etp + 2.0 * moe.ffn_size * (columns + 1.0))
     router = rows * token_share(p, tp) * (4.0 * model.hidden_size + 8.0 * moe.num_experts)
     shared = rows * 2.0 * moe.shared_ffn_size / tp * (columns + 1.0)
-    return routed + router + shared
+    return routed + router + shared - lightly(recompute) * _experts_rebuilt(p, tp, cp, mbs)
 
 
 def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
@@ -193,27 +220,36 @@ def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recomput
 def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
     full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
     )
     return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes.
+
+    Of light recomputation what it rebuilds of one layer.
+    """
     full = p.profile.activation_memory * (
         _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
     )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = lightly(recompute) * p.profile.activation_memory * _attention_rebuilt(p, tp, cp, mbs)
+    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
-    """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes.
+
+    Of light recomputation what it rebuilds of one layer.
+    """
     full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
     )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = _attention_rebuilt(p, tp, cp, mbs) + _experts_rebuilt(p, tp, cp, mbs)
+    rebuilt = lightly(recompute) * p.profile.activation_memory * rebuilt
+    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -235,7 +271,7 @@ def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 def _mtp_layer_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """What the layer of a prediction module keeps when it is not recomputed as a whole, bytes."""
     moe = p.model.layer_is_moe[-1]
-    width = _experts_saved(p, tp, cp, etp, mbs) if moe else _dense_mlp_saved(p, tp, cp, mbs)
+    width = _experts_saved(p, tp, cp, etp, mbs, recompute) if moe else _dense_mlp_saved(p, tp, cp, mbs)
     return p.profile.activation_memory * (_attention_saved(p, tp, cp, mbs, recompute) + width)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parsolve.functions import term
-from parsolve.objectives.compute import FUSED_NORM_BYTES, UNFUSED_NORM_BYTES, passes, token_share, tokens
+from parsolve.objectives.compute import norm_traffic, passes, token_share, tokens
 from parsolve.objectives.roofline import matmul_time, streaming_time
 from parsolve.objectives.tensor_comm import activation_pass
 from parsolve.problem import Instance
@@ -30,7 +30,7 @@ def mtp_projection(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -
     concatenation reads and writes twice the hidden size: 8, times the profile's elementwise_traffic.
     """
     h, rows = p.model.hidden_size, tokens(p, cp, mbs)
-    norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+    norm = norm_traffic(p)
     wise = rows * token_share(p, tp) * h
     ahead = matmul_time(p, rows, h / tp, 2.0 * h)
     ahead = ahead + streaming_time(p, wise * (2.0 * norm + 8.0 * p.profile.elementwise_traffic), 3)

@@ -16,6 +16,7 @@ from typing import Any
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation
 from parsolve.from_megatron_model import MODEL_OPTIONS, read_model
+from parsolve.launchers.megatron import light_modules
 from parsolve.megatron_words import Command, parse_command
 from parsolve.specs import Cluster, Model
 from parsolve.splits import from_model_order
@@ -119,7 +120,7 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     edp = cluster.num_gpus // max(1, config.get("etp", tp) * config.get("ep", 1) * pp)
     if dp * cp <= 1 and edp <= 1:
         config["zero"] = 0  # nothing to shard over: the flag has no effect
-    config["recompute"] = _recompute(command)
+    config["recompute"] = _recompute(command, shape, notes)
     modules = command.number("--mtp-num-layers", 0)
     config |= _cut(command, shape.num_layers, pp)
     layout = command.text(LAYOUT)
@@ -259,13 +260,24 @@ def _shard_group(command: Command, ranks: int) -> int | None:
     return ranks // copies
 
 
-def _recompute(command: Command) -> str:
+def _recompute(command: Command, model: Model, notes: list[str]) -> str:
+    """none, selective (core attention), light or full; a note where the modules are others than those."""
     if command.has("--recompute-activations"):
         return "selective"
     kind = command.text("--recompute-granularity", "none")
     if kind not in ("none", "selective", "full"):
         raise SpecError(f"{kind!r} is neither selective nor full", "--recompute-granularity")
-    return kind
+    modules = set(command.options.get("--recompute-modules", []))
+    if kind != "selective" or not modules - {"core_attn"}:
+        return kind
+    here = set(light_modules(model)) if model.moe or model.mla else set()
+    counted = here if modules & here else modules & {"core_attn"}
+    if modules != counted:
+        notes.append(
+            f"--recompute-modules {' '.join(sorted(modules))}: the estimate has "
+            f"{' '.join(sorted(counted)) or 'no'} recomputation"
+        )
+    return "light" if modules & here else "selective" if counted else "none"
 
 
 def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 SIZE: Schema = {"type": "integer", "minimum": 1}
 TEXTS: Schema = {"type": "array", "items": TEXT}
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "light")
 
 
 def schema(what: str) -> Schema:
@@ -166,7 +166,10 @@ PROBLEM = _object(
         "framework": TEXT,
         "framework_version": TEXT,
         "profile": TEXT,
-        "domains": {**_map(_list(INTEGER)), "description": "the values that each axis could take; recompute 0, 1, 2"},
+        "domains": {
+            **_map(_list(INTEGER)),
+            "description": "the values that each axis could take; recompute 0, 1, 2, 4 (none, selective, full, light)",
+        },
     },
     {"rules": TEXTS},
 )

@@ -11,7 +11,7 @@ from parsolve.launchers.base import Arguments, Launch, add_megatron_schedule, sh
 from parsolve.launchers.megatron_model import add_model, windowed
 from parsolve.launchers.megatron_options import SINCE
 from parsolve.problem import Problem
-from parsolve.specs import Recompute
+from parsolve.specs import Model, Recompute
 from parsolve.splits import classify, model_order
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -44,7 +44,7 @@ def add_arguments(args: Arguments, problem: Problem, config: Config) -> None:
     _add_grid(args, problem, config)
     _add_pipeline_cut(args, problem, config)
     _add_data_parallel(args, problem, config)
-    _add_recompute(args, config)
+    _add_recompute(args, problem, config)
     _add_training(args, problem, config)
 
 
@@ -196,7 +196,12 @@ def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> Non
         args.add("--overlap-grad-reduce")
 
 
-def _add_recompute(args: Arguments, config: Config) -> None:
+def light_modules(model: Model) -> list[str]:
+    """Megatron-Core's names of what light recomputation repeats."""
+    return ["layernorm", *(["moe_act"] if model.moe else []), *(["mla_up_proj"] if model.mla else [])]
+
+
+def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
     if config.recompute == Recompute.FULL:
         args.add("--recompute-granularity", "full")
         args.add("--recompute-method", "uniform")
@@ -204,6 +209,9 @@ def _add_recompute(args: Arguments, config: Config) -> None:
     elif config.recompute == Recompute.SELECTIVE:
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", "core_attn")
+    elif config.recompute == Recompute.LIGHT:
+        args.add("--recompute-granularity", "selective")
+        args.add("--recompute-modules", *light_modules(problem.model))
 
 
 def _add_training(args: Arguments, problem: Problem, config: Config) -> None:

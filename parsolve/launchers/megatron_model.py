@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parsolve.constraints.framework import megatron_lm_gap
+from parsolve.constraints.framework import GROUPED_PRODUCTS_SINCE, megatron_lm_gap
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments
 from parsolve.problem import Problem
@@ -213,7 +213,7 @@ def _add_experts(args: Arguments, problem: Problem, moe: MoE) -> None:
         if moe.shared_gate:
             args.add("--moe-shared-expert-gate", why="a gate on the shared experts")
     args.add("--moe-token-dispatcher-type", "alltoall")
-    if problem.cluster.gpu.compute_capability >= 8:
+    if problem.cluster.gpu.compute_capability >= GROUPED_PRODUCTS_SINCE:
         args.add("--moe-grouped-gemm")
     else:
         args.note(f"experts run one after the other: grouped products need a newer GPU than {problem.cluster.gpu.name}")
