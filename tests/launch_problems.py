@@ -108,6 +108,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
         if tp * cp * pp > p.cluster.num_gpus:
             continue
         ep, etp = (rng.choice([(1, tp), (2, 1)])) if shape.moe else (1, tp)
+        light = i % 5 == 0 and (shape.moe is not None or shape.mla is not None)
         plan = config(
             p,
             tp=tp,
@@ -117,7 +118,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             ep=ep,
             etp=etp,
             zero=rng.choice([0, 1, 1, 2, 3]) if pp == 1 else rng.choice([0, 1]),
-            recompute=rng.choice(list(Recompute)),
+            recompute=Recompute.LIGHT if light else rng.choice((Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
         plans.append((p, plan))

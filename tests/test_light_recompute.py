@@ -8,7 +8,7 @@ import pytest
 from launch_problems import LATENT, config, experts, model, options, problem
 
 import parsolve
-from parsolve import Problem
+from parsolve import NotExpressibleError, Problem
 from parsolve.constraints import memory
 from parsolve.from_megatron import read_megatron
 from parsolve.launchers import launch
@@ -136,6 +136,13 @@ def test_other_modules_of_today(modules: str, shape: dict[str, Any], read: str, 
     line = launch("megatron", p, config(p, recompute=Recompute.SELECTIVE)).line()
     today = read_megatron(line.replace("core_attn", modules), p.cluster, None, p.version)
     assert today.config["recompute"] == read and bool(today.notes) is noted
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchtitan", "accelerate", "megatron"])
+def test_who_has_no_words_for_it(launcher: str) -> None:
+    p = problem(framework=launcher)
+    with pytest.raises(NotExpressibleError, match="recompute=light"):
+        launch(launcher, p, config(p, zero=0, recompute=Recompute.LIGHT))
 
 
 def test_it_is_found() -> None:

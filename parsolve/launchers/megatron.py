@@ -210,6 +210,8 @@ def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", "core_attn")
     elif config.recompute == Recompute.LIGHT:
+        if problem.model.mla is None and problem.model.moe is None:
+            raise NotExpressibleError("recompute=light: its norms are one kernel with the products behind them")
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", *light_modules(problem.model))
 
