@@ -122,7 +122,17 @@ def check(plan: dict[str, Any]) -> None:
         with_context_parallel=True, partial_data_parallel=True
     )
     forks.expect("copies of the shards", copies, plan["shard_copies"])
-    forks.expect("recompute", args.recompute_granularity or "none", wanted["recompute"])
+    forks.expect("prediction modules", args.mtp_num_layers or 0, plan["mtp_layers"])
+    layout = getattr(config, "pipeline_model_parallel_layout", None)
+    if layout is not None:
+        kinds = importlib.import_module("megatron.core.transformer.enums").LayerType
+        forks.expect("prediction modules of the last stage", layout.layout[-1][-1].count(kinds.mtp), plan["mtp_layers"])
+    light = wanted["recompute"] == "light"
+    forks.expect("recompute", args.recompute_granularity or "none", "selective" if light else wanted["recompute"])
+    if light or wanted["recompute"] == "selective":
+        modules = set(config.recompute_modules)
+        forks.expect("core attention recomputed", "core_attn" in modules, not light)
+        forks.expect("light modules recomputed", bool(modules & {"layernorm", "moe_act", "mla_up_proj"}), light)
     forks.expect("the distributed optimizer", bool(args.use_distributed_optimizer), wanted["zero"] >= 1)
     padded = args.padded_vocab_size
     if padded and padded % (128 * wanted["tp"]):

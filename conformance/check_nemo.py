@@ -53,16 +53,22 @@ def check(plan: dict[str, Any]) -> None:
         "gbs": train.global_batch_size,
         "vpp": model.virtual_pipeline_model_parallel_size or 1,
         "sequence_parallel": bool(model.sequence_parallel),
-        "recompute": model.recompute_granularity or "none",
+        "recompute": _recompute(model),
     }
     if model.num_moe_experts:
         seen |= {"ep": model.expert_model_parallel_size, "etp": model.expert_tensor_parallel_size}
     for name, value in seen.items():
         forks.expect(name, value, config[name])
+    forks.expect("prediction modules", model.mtp_num_layers or 0, plan["mtp_layers"])
     forks.expect("copies of the shards", container.ddp.num_distributed_optimizer_instances, plan["shard_copies"])
     forks.expect("the distributed optimizer", container.ddp.use_distributed_optimizer, config["zero"] >= 1)
     _groups(container, config)
     _cut(model, config)
+
+
+def _recompute(model: Any) -> str:
+    kind = model.recompute_granularity or "none"
+    return "light" if kind == "selective" and "layernorm" in model.recompute_modules else kind
 
 
 def _groups(container: Any, config: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
     _without_head_sizes()
     groups, pp, vpp = real.groups, args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
     groups.set_pipeline_model_parallel_rank(rank)
+    _number_from(rank)
     dense = experts = 0
     for chunk in range(vpp) if vpp else [None]:
         first = rank == 0 and not chunk
@@ -63,6 +64,7 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
                 position_embedding_type=args.position_embedding_type,
                 rotary_percent=args.rotary_percent,
                 vp_stage=chunk,
+                mtp_block_spec=_prediction(specs, config, spec, chunk) if last else None,
             )
         for name, parameter in model.named_parameters():
             if ".experts." in name:
@@ -71,6 +73,23 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
                 whole = "_down_proj.weight" in name
                 dense += parameter.numel() * (args.tensor_model_parallel_size if whole else 1)
     return dense, experts
+
+
+def _number_from(rank: int) -> None:
+    """Layers number themselves by their rank in the pipeline's process group, which is 0 in every fake one."""
+    own = real.groups.get_pipeline_model_parallel_group()
+    for name in ("transformer_layer", "transformer_block"):
+        module = importlib.import_module(f"megatron.core.transformer.{name}")
+        module.get_pg_rank = lambda group=None: rank if group is own else real.utilities.get_pg_rank(group)
+
+
+def _prediction(specs: Any, config: Any, spec: Any, chunk: int | None) -> Any:
+    """The prediction modules of the last stage, whose layer is the stage's last, or the model's where it has none."""
+    if not config.mtp_num_layers:
+        return None
+    if not spec.layer_specs:
+        spec = specs.get_gpt_decoder_layer_specs(config, use_transformer_engine=False)[-1]
+    return specs.get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=chunk)
 
 
 def _without_head_sizes() -> None:

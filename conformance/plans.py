@@ -23,6 +23,7 @@ from parsolve.optimizer.domains import divisors, split_list, takes_any_cut
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
+from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Layers, Splits, bounds, free_shape, rank_cuts
 
 CLUSTERS = (
@@ -56,6 +57,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
             train_tokens=rng.choice((None, 10**12)),
             shard_group=rng.choice((None, None, None, 2, 4, 8)),
             zero_quantized=rng.choice((None, "weights", "gradients", "both")) if framework == "deepspeed" else None,
+            mtp_layers=rng.choice((None, None, 0, 1, 2)) if framework in MEGATRON_LIKE else None,
             without={"memory"},
         )
     except parsolve.ParsolveError:
@@ -153,6 +155,7 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
             "shard_group": problem.workload.shard_group,
             "zero_quantized": problem.workload.zero_quantized,
             "params": problem.model.num_params,
+            "mtp_layers": problem.mtp_layers,
             "per_stage": per_stage(problem, config),
         }
         if found == count:
@@ -160,7 +163,10 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
 
 
 def per_stage(problem: Problem, config: Config) -> list[list[float]]:
-    """Dense and expert parameters of one GPU of every pipeline rank."""
+    """Dense and expert parameters of one GPU of every pipeline rank.
+
+    With multi-token prediction Megatron-Core puts the final norm behind the last layer, wherever that is.
+    """
     p = instance_for(problem, config.layers_per_stage, config.gbs)
     flags, result = problem.model.layer_is_moe, []
     first, order = 0, {}
@@ -182,8 +188,27 @@ def per_stage(problem: Problem, config: Config) -> list[list[float]]:
             tied = problem.model.tied_embeddings and config.pp == 1
             head = parameters.tied_head_params if tied else parameters.head_params
             dense += float(head(p, config.tp))
+        if rank == config.pp - 1 and problem.mtp_layers:
+            dense += problem.mtp_layers * float(parameters.mtp_own_params(p, config.tp))
+            if flags[-1]:
+                dense += problem.mtp_layers * float(parameters.moe_layer_dense_params(p, config.tp))
+                experts += problem.mtp_layers * float(parameters.expert_layer_params(p, config.etp, config.ep))
+            else:
+                dense += problem.mtp_layers * float(parameters.dense_layer_params(p, config.tp))
+            if config.pp > 1:
+                dense += float(parameters.embedding_params(p, config.tp))
         result.append([dense, experts])
+    norm_on = next(rank for chunk, rank in reversed(order_of(config)) if config.layers_per_stage[rank][chunk])
+    if problem.mtp_layers and norm_on != config.pp - 1:
+        norm = problem.model.norm_params if problem.model.final_norm else 0
+        result[-1][0] -= norm
+        result[norm_on][0] += norm
     return result
+
+
+def order_of(config: Config) -> list[tuple[int, int]]:
+    """(chunk, rank) of the stages in model order."""
+    return [(chunk, rank) for chunk in range(config.vpp) for rank in range(config.pp)]
 
 
 def main() -> None:

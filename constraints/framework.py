@@ -11,6 +11,9 @@ from parsolve.problem import Instance, Problem
 from parsolve.specs import Model, Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
 
+GROUPED_PRODUCTS_SINCE = 8.0
+"""Compute capability from which Megatron-LM multiplies the experts of a rank together. Source: arguments.py."""
+
 
 def first_reason(reasons: list[tuple[bool, str]]) -> str | None:
     """The text beside the first true flag."""
@@ -163,7 +166,22 @@ def sinks_exchange_heads(p: Instance, *, cp: Any, tp: Any) -> Any:
     return (np.asarray(cp) == 1) | (not p.model.attention_sinks) | ((heads % cp == 0) & (kv_heads % cp == 0))
 
 
+@rule(
+    "recompute=light ({recompute}) is Megatron-Core's, for latent attention, and for experts on Ampere or newer; "
+    "{p.framework} with {p.model.name} on {p.cluster.gpu.name} has nothing of it: use another",
+    source="Megatron-Core transformer_config.py: moe_act needs moe_grouped_gemm, mla_up_proj multi_latent_attention; "
+    "transformer_layer.py: layernorm means norms of their own",
+)
+def light_modules(p: Instance, *, recompute: Any) -> Any:
+    """Light recomputation needs Megatron-Core, and latent attention or experts by grouped products."""
+    model, grouped = p.model, p.cluster.gpu.compute_capability >= GROUPED_PRODUCTS_SINCE
+    there = p.framework in MEGATRON_LIKE and (model.mla is not None or model.moe is not None)
+    there = there and (model.moe is None or grouped)
+    return (np.asarray(recompute) != Recompute.LIGHT) | there
+
+
 RULES = (
+    light_modules,
     zero_alone,
     auto_tp_stages,
     whole_layers,

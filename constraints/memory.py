@@ -9,7 +9,8 @@ import numpy as np
 
 from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
-from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
+from parsolve.objectives.compute import SELECTIVE_SHARE, lightly, repeats_attention, token_share, tokens
+from parsolve.objectives.multi_token import kept_bytes
 from parsolve.objectives.optimizer_step import sharing
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
@@ -96,6 +97,7 @@ GROUPED_EXPERT_STATES = (
 )
 EMBEDDING_STATES = _dense_states("embedding", parameters.embedding_params, "the embedding")
 HEAD_STATES = _dense_states("head", parameters.head_params, "the output layer")
+MTP_STATES = _dense_states("mtp", parameters.mtp_own_params, "a prediction module beside its layer")
 TIED_HEAD_STATES = _dense_states("tied_head", parameters.tied_head_params, "the final norm beside a tied embedding")
 
 
@@ -143,27 +145,54 @@ def _checkpoint(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     return 2.0 * tokens(p, cp, mbs) * p.model.hidden_size * token_share(p, tp)
 
 
+def _attention_rebuilt(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What light recomputation discards of latent attention, bytes: its norm's output, and q, k, v of all heads.
+
+    Norms that are one kernel with the product behind them, as before other attention, keep theirs.
+    Source: Megatron-Core gpt_layer_specs.py, transformer_layer.py, multi_latent_attention.py.
+    """
+    model = p.model
+    if model.mla is None:
+        return np.zeros(np.broadcast(tp, cp, mbs).shape)
+    heads = 2.0 * model.num_heads / tp * (2.0 * model.qk_head_size + model.v_head_size)
+    return tokens(p, cp, mbs) * (2.0 * model.hidden_size * token_share(p, tp) + heads)
+
+
+def _experts_rebuilt(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What light recomputation discards of an MoE layer, bytes: its norm's output and the experts' activations.
+
+    Source: Megatron-Core transformer_layer.py, moe/experts.py.
+    """
+    moe = p.model.moe
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, mbs).shape)
+    rows = tokens(p, cp, mbs)
+    activations = rows / tp * moe.top_k * p.profile.expert_imbalance * 2.0 * moe.ffn_size
+    return rows * 2.0 * p.model.hidden_size * token_share(p, tp) + activations
+
+
 def _attention_saved(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    scores = np.where(recompute == Recompute.NONE, _score_bytes(p, tp, cp), 0.0)
-    return tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
+    scores = np.where(repeats_attention(recompute), 0.0, _score_bytes(p, tp, cp))
+    saved = tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
+    return saved - lightly(recompute) * _attention_rebuilt(p, tp, cp, mbs)
 
 
 def _dense_mlp_saved(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     return tokens(p, cp, mbs) * _mlp_bytes(p, p.model.ffn_size / tp, token_share(p, tp))
 
 
-def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Router, dispatched copies, expert products and outputs on the fullest rank, plus shared experts."""
     moe, model = p.model.moe, p.model
     if moe is None:
-        return np.zeros(np.broadcast(tp, cp, etp, mbs).shape)
+        return np.zeros(np.broadcast(tp, cp, etp, mbs, recompute).shape)
     rows = tokens(p, cp, mbs)
     copies = rows / tp * moe.top_k * p.profile.expert_imbalance
     columns = 2.0 if model.gated_mlp else 1.0
     routed = copies * (4.0 * model.hidden_size * etp + 2.0 * moe.ffn_size * (columns + 1.0))
     router = rows * token_share(p, tp) * (4.0 * model.hidden_size + 8.0 * moe.num_experts)
     shared = rows * 2.0 * moe.shared_ffn_size / tp * (columns + 1.0)
-    return routed + router + shared
+    return routed + router + shared - lightly(recompute) * _experts_rebuilt(p, tp, cp, mbs)
 
 
 def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
@@ -191,27 +220,36 @@ def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recomput
 def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
     full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
     )
     return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes.
+
+    Of light recomputation what it rebuilds of one layer.
+    """
     full = p.profile.activation_memory * (
         _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
     )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = lightly(recompute) * p.profile.activation_memory * _attention_rebuilt(p, tp, cp, mbs)
+    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
-    """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
+    """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes.
+
+    Of light recomputation what it rebuilds of one layer.
+    """
     full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
     )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = _attention_rebuilt(p, tp, cp, mbs) + _experts_rebuilt(p, tp, cp, mbs)
+    rebuilt = lightly(recompute) * p.profile.activation_memory * rebuilt
+    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -228,6 +266,35 @@ def logits(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """
     held = p.profile.logits_memory if p.parallel_loss else GATHERED_LOGITS_BYTES
     return tokens(p, cp, mbs) * parameters.loss_vocab(p, tp) * held
+
+
+def _mtp_layer_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """What the layer of a prediction module keeps when it is not recomputed as a whole, bytes."""
+    moe = p.model.layer_is_moe[-1]
+    width = _experts_saved(p, tp, cp, etp, mbs, recompute) if moe else _dense_mlp_saved(p, tp, cp, mbs)
+    return p.profile.activation_memory * (_attention_saved(p, tp, cp, mbs, recompute) + width)
+
+
+MTP_SOURCE = "Megatron-Core multi_token_prediction.py, counted per tensor"
+
+
+@term(unit="B", label="activations", source=MTP_SOURCE)
+def mtp_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """Kept for the backward pass of one prediction module and microbatch, its layer included, bytes.
+
+    Whole-layer recomputation keeps the module's two inputs and its final norm.
+    """
+    norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+    layer = _kept(p, recompute, _mtp_layer_saved(p, tp, cp, etp, mbs, recompute), 0.0)
+    return layer + kept_bytes(p, tp, cp, mbs, recompute, norm)
+
+
+@term(unit="B", label="activations", source=MTP_SOURCE)
+def mtp_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """What a prediction module that is rebuilt needs beyond the logits, which are gone by then, bytes."""
+    layer = _mtp_layer_saved(p, tp, cp, etp, mbs, recompute)
+    whole = np.where(recompute == Recompute.FULL, layer, 0.0) + _transient_scores(p, tp, cp, mbs)
+    return np.maximum(0.0, whole - (1 + p.mtp_layers) * logits.compute(p, tp=tp, cp=cp, mbs=mbs))
 
 
 @term(unit="B", label="gathered", source="FSDP keeps the layer in use and the next one gathered")
@@ -264,23 +331,29 @@ def stage_memory(p: Instance) -> StageMax:
     ]
     activations: list[tuple[Term, Count]] = [(embedding_activations, counts.embeddings_in_flight)]
     gathered: list[tuple[Term, Count]] = []
+    experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
     if p.model.num_dense_layers:
         states.append((DENSE_LAYER_STATES, counts.dense_layers))
         activations.append((dense_layer_activations, counts.dense_layers_in_flight))
         activations.append((dense_working_set, counts.holds_dense))
         gathered.append((gathered_dense_layers, counts.holds_dense))
     if p.model.num_moe_layers:
-        experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
         states += [(MOE_LAYER_STATES, counts.moe_layers), (experts, counts.moe_layers)]
         activations.append((moe_layer_activations, counts.moe_layers_in_flight))
         activations.append((moe_working_set, counts.holds_moe))
         gathered.append((gathered_moe_layers, counts.holds_moe))
+    gpipe = p.workload.schedule == "gpipe"
+    outputs = [counts.gpipe_outputs_in_flight if gpipe else counts.is_last]
+    if p.mtp_layers:
+        layer = (*MOE_LAYER_STATES, *experts) if p.model.layer_is_moe[-1] else DENSE_LAYER_STATES
+        states += [((*layer, *MTP_STATES), counts.mtp_modules), (EMBEDDING_STATES, counts.mtp_embedding)]
+        outputs.append(counts.gpipe_mtp_modules_in_flight if gpipe else counts.mtp_modules)
+        activations += [(mtp_activations, outputs[1]), (mtp_working_set, counts.is_last)]
     parts = [Part(t, here) for terms, here in states for t in terms]
     parts += [Part(t, here) for t, here in activations]
-    outputs = counts.gpipe_outputs_in_flight if p.workload.schedule == "gpipe" else counts.is_last
-    parts.append(Part(logits, outputs))
+    parts += [Part(logits, here) for here in outputs]
     parts += [Part(t, here, fragmentation, label="fragmentation") for t, here in activations]
-    parts.append(Part(logits, outputs, fragmentation, label="fragmentation"))
+    parts += [Part(logits, here, fragmentation, label="fragmentation") for here in outputs]
     parts += [Part(t, here) for t, here in gathered]
     parts.append(Part(outside_tensors))
     return StageMax("memory", tuple(parts))

@@ -10,7 +10,7 @@ from parsolve.functions import term
 from parsolve.objectives.parameters import kv_heads_per_rank, loss_vocab, padded_vocab
 from parsolve.objectives.roofline import matmul_time, saturation, streaming_time
 from parsolve.problem import Instance
-from parsolve.specs import Recompute
+from parsolve.specs import MLA, Recompute
 
 
 def tokens(p: Instance, cp: Any, mbs: Any) -> Any:
@@ -34,6 +34,23 @@ def passes(p: Instance, recompute: Any) -> Any:
     return 3.0 + (recompute == Recompute.FULL) + selective * (recompute == Recompute.SELECTIVE)
 
 
+def lightly(recompute: Any) -> Any:
+    """1 where the modules of light recomputation run again, else 0."""
+    return (recompute == Recompute.LIGHT) * 1.0
+
+
+def repeats_attention(recompute: Any) -> Any:
+    """1 where core attention runs again in the backward pass, else 0."""
+    return ((recompute == Recompute.SELECTIVE) | (recompute == Recompute.FULL)) * 1.0
+
+
+def _latent_up_forward(p: Instance, mla: MLA, tp: Any, rows: Any) -> tuple[Any, Any]:
+    """Latent attention's products up to the queries, and to the keys and values, of all heads."""
+    model, a = p.model, p.model.num_heads
+    query = matmul_time(p, rows, a / tp * model.qk_head_size, mla.q_lora_rank or model.hidden_size)
+    return query, matmul_time(p, rows, a / tp * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank)
+
+
 def _attention_projections_forward(p: Instance, tp: Any, rows: Any) -> Any:
     model = p.model
     h, a = model.hidden_size, model.num_heads
@@ -46,15 +63,21 @@ def _attention_projections_forward(p: Instance, tp: Any, rows: Any) -> Any:
     down = matmul_time(p, shared_rows, mla.kv_lora_rank + mla.qk_rope_head_dim, h)
     if mla.q_lora_rank:
         down = down + matmul_time(p, shared_rows, mla.q_lora_rank, h)
-    query = matmul_time(p, rows, a / tp * model.qk_head_size, mla.q_lora_rank or h)
-    up = matmul_time(p, rows, a / tp * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank)
+    query, up = _latent_up_forward(p, mla, tp, rows)
     return down + query + up + matmul_time(p, rows, h, a / tp * mla.v_head_dim)
 
 
 @term(label="compute", source="roofline, Williams et al. 2009")
 def attention_projections(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """Query, key, value and output projections of one layer and microbatch (forward + 2x backward), s."""
-    return _attention_projections_forward(p, tp, tokens(p, cp, mbs)) * passes(p, recompute)
+    """Query, key, value and output projections of one layer and microbatch (forward + 2x backward), s.
+
+    Light recomputation repeats latent attention's products up to the heads.
+    """
+    rows = tokens(p, cp, mbs)
+    time = _attention_projections_forward(p, tp, rows) * passes(p, recompute)
+    if p.model.mla is None:
+        return time
+    return time + lightly(recompute) * sum(_latent_up_forward(p, p.model.mla, tp, rows))
 
 
 FLASH1_RATIO = 0.5
@@ -97,13 +120,13 @@ def _unfused_attention(p: Instance, tp: Any, cp: Any, mbs: Any, again: Any) -> A
 
 @term(label="attention", source="Dao 2023 (FlashAttention-2): backward is 2.5x the forward's FLOPs")
 def attention_core(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """Scores and weighted values of one layer and microbatch, s; any recomputation repeats the forward.
+    """Scores and weighted values of one layer and microbatch, s; all but light recomputation repeats the forward.
 
     Fused: forward FLOPs 2*tokens*attended keys*heads/tp*(qk + v head size), a rate that grows with the sequence; a ring
     over cp ranks takes cp kernels, and each block after the first rescales the output in fp32.
     Not fused: two products over the full square of scores and a softmax that streams it through memory.
     """
-    again = (recompute != Recompute.NONE) * 1.0
+    again = repeats_attention(recompute)
     compute = _fused_attention if p.flash_attention else _unfused_attention
     return compute(p, tp, cp, mbs, again)
 
@@ -112,21 +135,30 @@ FUSED_NORM_BYTES, UNFUSED_NORM_BYTES = 4.0, 36.0
 """Bytes per element that a norm moves forward: read and write once, or cast, square, mean, scale and cast apart."""
 
 
+def norm_traffic(p: Instance) -> float:
+    """Bytes per element that a norm moves forward."""
+    return FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
+
+
 @term(label="elementwise", source="bytes counted per tensor, 16 bits")
 def attention_elementwise(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Norms, residual additions and rotary embedding of one layer and microbatch, s.
 
     Forward traffic: two norms (4 bytes x hidden each as one kernel, 36 unfused) and two residual additions (6 each) on
     the token-wise part, 4 bytes on every query and key element; backward twice that; times the profile's
-    elementwise_traffic.
+    elementwise_traffic. Light recomputation repeats the norm before latent attention and its rotary embedding.
     """
     model = p.model
     rows = tokens(p, cp, mbs)
-    norms = 2.0 * (FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES)
+    norms = 2.0 * norm_traffic(p)
     rotary = 4.0 * (model.num_heads / tp + kv_heads_per_rank(p, tp)) * model.qk_head_size
     wise = (norms + 12.0 * p.profile.elementwise_traffic) * model.hidden_size * token_share(p, tp)
-    traffic = rows * (wise + rotary * (model.position == "rope") * p.profile.elementwise_traffic)
-    return streaming_time(p, traffic, 6) * passes(p, recompute)
+    rotary = rotary * (model.position == "rope") * p.profile.elementwise_traffic
+    time = streaming_time(p, rows * (wise + rotary), 6) * passes(p, recompute)
+    if model.mla is None:
+        return time
+    again = rows * (norm_traffic(p) * model.hidden_size * token_share(p, tp) + rotary)
+    return time + lightly(recompute) * streaming_time(p, again, 2)
 
 
 def _mlp_forward(p: Instance, width: Any, rows: Any) -> Any:
@@ -144,7 +176,10 @@ def dense_mlp(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any
 
 @term(label="compute", source="roofline, Williams et al. 2009")
 def shared_experts(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    """Router and shared experts of an MoE layer for one microbatch, s (0 for a dense model)."""
+    """Router and shared experts of an MoE layer for one microbatch, s (0 for a dense model).
+
+    Light recomputation repeats the norm before them.
+    """
     moe = p.model.moe
     if moe is None:
         return np.zeros(np.broadcast(tp, cp, mbs, recompute).shape)
@@ -153,7 +188,8 @@ def shared_experts(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -
     router = matmul_time(p, routed_rows, moe.num_experts, p.model.hidden_size)
     router = router + streaming_time(p, 16.0 * routed_rows * moe.num_experts, 4)
     shared = _mlp_forward(p, moe.shared_ffn_size / tp, rows) if moe.shared_ffn_size else 0.0
-    return (router + shared) * passes(p, recompute)
+    again = streaming_time(p, routed_rows * norm_traffic(p) * p.model.hidden_size)
+    return (router + shared) * passes(p, recompute) + lightly(recompute) * again
 
 
 @term(label="experts", source="grouped GEMM per rank; rows per expert from the even share times the imbalance")
@@ -161,7 +197,8 @@ def routed_experts(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any
     """Routed experts of one MoE layer and microbatch on the fullest rank, with permutation, s.
 
     A rank's experts see (tokens/tp)*K*etp rows in all, (E/ep) experts share them; the MoE dispatch always works on
-    tokens/tp because tensor-parallel ranks hold different tokens (sequence parallelism) or split them.
+    tokens/tp because tensor-parallel ranks hold different tokens (sequence parallelism) or split them. Light
+    recomputation repeats the activation.
     """
     moe = p.model.moe
     if moe is None:
@@ -175,7 +212,7 @@ def routed_experts(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any
     products = products + matmul_time(p, each, h, width, grouped=True, copies=experts)
     activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0) * p.profile.elementwise_traffic)
     permute = streaming_time(p, 8.0 * h * (sent + rows), 6)
-    return (products + activation + permute) * passes(p, recompute)
+    return (products + activation + permute) * passes(p, recompute) + lightly(recompute) * activation
 
 
 @term(label="head", source="logits product and cross-entropy")

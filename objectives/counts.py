@@ -139,6 +139,33 @@ def last_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
 
 
 @count
+def mtp_modules(p: Instance, *, split: Any, stage: Any) -> Any:
+    """Multi-token-prediction modules that are trained, on the last rank: they stay with the output layer."""
+    return p.mtp_layers * _of(p, "last", split, stage)
+
+
+@count
+def mtp_modules_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's multi-token-prediction modules."""
+    return p.splits.pp[split] * mtp_modules.compute(p, split=split, stage=stage)
+
+
+@count
+def mtp_modules_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's multi-token-prediction modules where there is more than one stage, else 0."""
+    return np.where(p.splits.pp[split] > 1, p.splits.pp[split], 0) * mtp_modules.compute(p, split=split, stage=stage)
+
+
+@count
+def mtp_embedding(p: Instance, *, split: Any, stage: Any) -> Any:
+    """1 on the last of several ranks: multi-token prediction looks tokens up in a copy of the embedding there.
+
+    Source: Megatron-Core gpt_model.py, pre_process or mtp_process.
+    """
+    return _of(p, "last", split, stage) * (p.splits.pp[split] > 1)
+
+
+@count
 def dense_layers_ahead(p: Instance, *, split: Any, stage: Any) -> Any:
     """Dense layers in the first chunks of all earlier ranks: what the first microbatch passes before this rank."""
     return _of(p, "dense_ahead", split, stage)
@@ -217,6 +244,12 @@ def embeddings_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) 
 def gpipe_outputs_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
     """Microbatches whose logits the last rank of a GPipe pipeline keeps: all m, as no backward pass starts earlier."""
     return _of(p, "last", split, stage) * np.where(p.splits.pp[split] > 1, grad_acc, 1)
+
+
+@count
+def gpipe_mtp_modules_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Prediction modules times the microbatches whose activations and logits a GPipe pipeline keeps for them: all m."""
+    return p.mtp_layers * gpipe_outputs_in_flight.compute(p, split=split, stage=stage, grad_acc=grad_acc)
 
 
 @count

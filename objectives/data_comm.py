@@ -93,6 +93,7 @@ moe_layer_reduction, moe_layer_gather = _dense(
 )
 embedding_reduction, embedding_gather = _dense("embedding", parameters.embedding_params, "the embedding")
 head_reduction, head_gather = _dense("head", parameters.head_params, "the output layer")
+mtp_reduction, mtp_gather = _dense("mtp", parameters.mtp_own_params, "a prediction module beside its layer")
 
 
 @term(label="dp_comm", source="Rajbhandari et al. 2020 (ZeRO), section 7")
@@ -121,11 +122,14 @@ def grouped_expert_gather(p: Instance, *, tp: Any, ep: Any, etp: Any, edp: Any, 
     return grad_acc * _sharded_time(p, edp, group, etp * ep, parameters.expert_layer_params(p, etp, ep), zero, True)
 
 
-@term(label="dp_comm", source="tied embeddings, Narayanan et al. 2021")
+@term(label="dp_comm", source="Narayanan et al. 2021; Megatron-Core finalize_model_grads.py")
 def tied_embedding_reduction(p: Instance, *, tp: Any) -> Any:
-    """All-reduce of a tied embedding's gradient between the first and the last stage, once per step, s."""
+    """All-reduce of an embedding's gradient between the first and the last stage, once per step, s.
+
+    Tied to the output layer, or copied for multi-token prediction, whichever; both are one all-reduce.
+    """
     payload = 2.0 * p.reduction_bytes * parameters.padded_vocab(p, tp) * p.model.embedding_width / tp
     rate = p.cluster.nic_bandwidth_per_gpu * p.profile.nic_efficiency
     if p.world <= p.domain:
         rate = p.cluster.fast_link.bandwidth * p.profile.fast_link_efficiency
-    return payload / 2 / rate if p.model.tied_embeddings else 0.0 * payload
+    return payload / 2 / rate if p.model.tied_embeddings or p.mtp_layers else 0.0 * payload

@@ -35,6 +35,7 @@ moe_layer_accumulation = _dense(
 )
 embedding_accumulation = _dense("embedding", parameters.embedding_params, "the embedding")
 head_accumulation = _dense("head", parameters.head_params, "the output layer")
+mtp_accumulation = _dense("mtp", parameters.mtp_own_params, "a prediction module beside its layer")
 
 
 @term(label="accumulation", source=SOURCE)

@@ -50,6 +50,7 @@ dense_layer_update = _dense("dense_layer", parameters.dense_layer_params, "one d
 moe_layer_update = _dense("moe_layer", parameters.moe_layer_dense_params, "one MoE layer without its routed experts")
 embedding_update = _dense("embedding", parameters.embedding_params, "the embedding")
 head_update = _dense("head", parameters.head_params, "the output layer")
+mtp_update = _dense("mtp", parameters.mtp_own_params, "a prediction module beside its layer")
 
 
 @term(label="optimizer", source="bytes per parameter of the optimizer")

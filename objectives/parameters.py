@@ -92,3 +92,8 @@ def tied_head_params(p: Instance, tp: Any) -> Any:
     model = p.model
     norm = model.norm_params if model.final_norm else 0
     return padded_vocab(p, tp) * int(model.head_bias) / tp + norm + model.projection_params
+
+
+def mtp_own_params(p: Instance, tp: Any) -> Any:
+    """A multi-token-prediction module beside its layer, on one rank: the projection is divided, its norms are not."""
+    return 2.0 * p.model.hidden_size**2 / tp + 3 * p.model.norm_params

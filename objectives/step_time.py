@@ -27,6 +27,7 @@ from parsolve.objectives import (
     expert_comm,
     gradient_accumulation,
     launch,
+    multi_token,
     optimizer_step,
     pipeline_comm,
 )
@@ -92,6 +93,12 @@ EMBEDDING_TERMS = (
     gradient_accumulation.embedding_accumulation,
 )
 HEAD_TERMS = (compute.output_layer, tensor.head_tensor_comm, gradient_accumulation.head_accumulation)
+MTP_TERMS = (multi_token.mtp_projection, multi_token.mtp_tensor_comm, gradient_accumulation.mtp_accumulation)
+
+
+def _last_layer_terms(p: Instance) -> tuple[Term, ...]:
+    """A layer of the kind of the model's last one, as prediction modules have."""
+    return (*ATTENTION_TERMS, *(_moe_terms(p) if p.model.layer_is_moe[-1] else DENSE_TERMS))
 
 
 def pipeline_time(p: Instance) -> StageMax:
@@ -116,6 +123,13 @@ def pipeline_time(p: Instance) -> StageMax:
             layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead)
     layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead)
     parts += [Part(t, counts.last_of_all, microbatch_share) for t in HEAD_TERMS]
+    if p.mtp_layers:
+        module = (*_last_layer_terms(p), *MTP_TERMS, *EMBEDDING_TERMS, *HEAD_TERMS)
+        parts += [Part(t, counts.mtp_modules_of_all, microbatch_share, label="mtp") for t in module]
+        if np.any(p.profile.pipelined_member_time):
+            of_layer = MOE_PIPELINED if p.model.layer_is_moe[-1] else DENSE_PIPELINED
+            here = counts.mtp_modules_of_all_pipelined
+            parts += [Part(t, here, microbatch_share, label="mtp") for t in of_layer]
     parts.append(Part(pipeline_comm.stage_transfer, counts.plain_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.overlapped_stage_transfer, counts.interleaved_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.stage_transfer, counts.transfers_ahead, label="bubble"))
@@ -138,7 +152,8 @@ class Passes(NamedTuple):
 class Items(NamedTuple):
     """Times of one microbatch, s, for one unit of what a stage can hold: (forward, backward) each.
 
-    ``transfer`` occupies the rank in every pass; ``delay`` passes between two ranks while both compute.
+    ``head``: the output layer with the prediction modules beside it. ``transfer`` occupies the rank in every pass;
+    ``delay`` passes between two ranks while both compute.
     """
 
     dense: tuple[Any, Any]
@@ -163,7 +178,7 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
     """The times of configurations, arrays with a value each.
 
     A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
-    output layer's a third; of a transfer each direction pays half.
+    output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these.
     """
     size = len(values["pp"])
     pipelined, plain = values["pp"] > 1, values["vpp"] == 1
@@ -181,13 +196,20 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
     if p.model.num_moe_layers:
         moe = total((*ATTENTION_TERMS, *_moe_terms(p))) + (total(MOE_PIPELINED) * pipelined if member else 0.0)
     share = 1.0 / np.broadcast_to(compute.passes(p, values["recompute"]), (size,))
+    embedding, head = (halves(total(terms), 1 / 3) for terms in (EMBEDDING_TERMS, HEAD_TERMS))
+    if p.mtp_layers:
+        layer = moe if p.model.layer_is_moe[-1] else dense
+        module = (halves(layer + total(MTP_TERMS), share), embedding, head)
+        head = tuple(  # type: ignore[assignment]
+            one + p.mtp_layers * sum(part[way] for part in module) for way, one in enumerate(head)
+        )
     in_line = np.where(plain, total((pipeline_comm.stage_transfer,)), total((pipeline_comm.overlapped_stage_transfer,)))
     hidden = np.where(plain, 0.0, total((pipeline_comm.overlapped_stage_transfer_hidden,)))
     return Items(
         halves(dense, share),
         halves(moe, share),
-        halves(total(EMBEDDING_TERMS), 1 / 3),
-        halves(total(HEAD_TERMS), 1 / 3),
+        embedding,
+        head,
         pipelined * in_line / 2,
         pipelined * hidden / 2,
     )
@@ -225,7 +247,10 @@ def schedule_of(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> tu
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
-    """Compute of the rank's layers under which data-parallel traffic can hide, as negative parts."""
+    """Compute of the rank's layers under which data-parallel traffic can hide, as negative parts.
+
+    Prediction modules come last forward and first backward, when there is hardly anything to send: they hide nothing.
+    """
     parts = []
     here = (
         (counts.layers_hiding_of_all, counts.dense_layers_hiding_of_all, counts.moe_layers_hiding_of_all)
@@ -240,14 +265,19 @@ def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
     return parts
 
 
-def _blocks(p: Instance, dense: Term, moe: Term, expert: Term, embedding: Term, head: Term) -> list[Part]:
+def _blocks(p: Instance, dense: Term, moe: Term, expert: Term, embedding: Term, head: Term, mtp: Term) -> list[Part]:
     """A quantity of every parameter block that a rank holds."""
     parts = []
     if p.model.num_dense_layers:
         parts.append(Part(dense, counts.dense_layers))
     if p.model.num_moe_layers:
         parts += [Part(moe, counts.moe_layers), Part(expert, counts.moe_layers)]
-    return [*parts, Part(embedding, counts.is_first), Part(head, counts.has_own_head)]
+    parts += [Part(embedding, counts.is_first), Part(head, counts.has_own_head)]
+    if p.mtp_layers:
+        layer = (moe, expert) if p.model.layer_is_moe[-1] else (dense,)
+        parts += [Part(t, counts.mtp_modules) for t in (*layer, mtp)]
+        parts.append(Part(embedding, counts.mtp_embedding))
+    return parts
 
 
 def data_time(p: Instance) -> StageMax:
@@ -259,6 +289,7 @@ def data_time(p: Instance) -> StageMax:
         data_comm.expert_reduction if p.workload.shard_group is None else data_comm.grouped_expert_reduction,
         data_comm.embedding_reduction,
         data_comm.head_reduction,
+        data_comm.mtp_reduction,
     )
     return StageMax("dp_comm", (*blocks, *_hideable(p, dp_overlap, of_all=False)), at_least_zero=True)
 
@@ -272,6 +303,7 @@ def gather_time(p: Instance) -> StageMax:
         data_comm.expert_gather if p.workload.shard_group is None else data_comm.grouped_expert_gather,
         data_comm.embedding_gather,
         data_comm.head_gather,
+        data_comm.mtp_gather,
     )
     return StageMax("gather_comm", (*blocks, *_hideable(p, gather_share, of_all=True)), at_least_zero=True)
 
@@ -290,20 +322,21 @@ def optimizer_time(p: Instance) -> StageMax:
                 else optimizer_step.grouped_expert_update,
                 optimizer_step.embedding_update,
                 optimizer_step.head_update,
+                optimizer_step.mtp_update,
             )
         ),
     )
 
 
 def tied_embedding_time(p: Instance) -> StageMax:
-    """The extra all-reduce of tied embeddings when first and last stage differ."""
+    """The all-reduce of an embedding that first and last stage both hold: tied, or for multi-token prediction."""
     return StageMax("dp_comm", (Part(data_comm.tied_embedding_reduction, counts.tied_copy),))
 
 
 def step_time(p: Instance) -> tuple[StageMax, ...]:
     """The summands of the step time, in seconds."""
     own = tuple(StageMax(t.name, (Part(t),)) for t in p.problem.terms)
-    tied: tuple[StageMax, ...] = (tied_embedding_time(p),) if p.model.tied_embeddings else ()
+    tied: tuple[StageMax, ...] = (tied_embedding_time(p),) if p.model.tied_embeddings or p.mtp_layers else ()
     if np.any(p.profile.shard_member_time):  # zero for most stacks
         tied += (StageMax("dp_comm", (Part(optimizer_step.shard_broadcast),)),)
     fixed = StageMax("fixed", (Part(optimizer_step.step_overhead),))

@@ -12,7 +12,7 @@ from parsolve.problem import Instance
 from parsolve.specs import Recompute
 
 
-def _activation_pass(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+def activation_pass(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
     """One all-gather or reduce-scatter of a microbatch's activations (tokens x hidden, 2 bytes) over tp, s."""
     shown = 1.0 - p.profile.tp_overlap * p.overlap
     return pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * p.model.hidden_size) * shown
@@ -25,19 +25,19 @@ def attention_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute:
     One all-reduce (= all-gather + reduce-scatter with sequence parallelism, same bytes) forward and one backward;
     whole-layer recomputation repeats the forward's.
     """
-    return _activation_pass(p, tp, cp, mbs) * (4.0 + 2.0 * (recompute == Recompute.FULL))
+    return activation_pass(p, tp, cp, mbs) * (4.0 + 2.0 * (recompute == Recompute.FULL))
 
 
 @term(label="tp_comm", source="Shoeybi et al. 2019; Korthikanti et al. 2022")
 def mlp_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Exposed tensor-parallel traffic of a dense MLP (or of shared experts), as for attention, s."""
-    return _activation_pass(p, tp, cp, mbs) * (4.0 + 2.0 * (recompute == Recompute.FULL))
+    return activation_pass(p, tp, cp, mbs) * (4.0 + 2.0 * (recompute == Recompute.FULL))
 
 
 @term(label="tp_comm", source="vocabulary-parallel embedding and logits, Shoeybi et al. 2019")
 def embedding_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """All-reduce after the embedding (forward) and its mirror (backward), s a microbatch."""
-    return 2.0 * _activation_pass(p, tp, cp, mbs)
+    return 2.0 * activation_pass(p, tp, cp, mbs)
 
 
 @term(label="tp_comm", source="vocabulary-parallel embedding and logits, Shoeybi et al. 2019")
@@ -46,7 +46,7 @@ def head_tensor_comm(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
 
     Where the loss is not parallel the logits of the whole vocabulary are gathered as well.
     """
-    ends = 2.0 * _activation_pass(p, tp, cp, mbs)
+    ends = 2.0 * activation_pass(p, tp, cp, mbs)
     if p.parallel_loss:
         return ends
     return ends + pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * padded_vocab(p, tp))

@@ -158,6 +158,8 @@ def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
 
 STEPS = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
 """Where a configuration's cuts are too many, those up to these multiples of its bound are looked at first."""
+TIES = 4 * SLACK
+"""Cuts are looked for that cost less than some value by more than the slack of comparisons: room for equal ones."""
 STALE = 1e-2
 """The cuts that a row may take are looked at again when what it has to beat has fallen by this share, or risen."""
 
@@ -257,7 +259,7 @@ class Open(Candidates):
 
     def _aim_all(self) -> None:
         """What there is to beat for whatever is not listed."""
-        known = min(self.limit, self.best.worst)
+        known = min(self.limit, self.best.worst) * (1 + TIES)  # an equal cost may stand before the last by name
         self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
 
     def first(self, rows: list[int]) -> None:

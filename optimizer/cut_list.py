@@ -139,8 +139,8 @@ def _grown_below(
     ]  # (option, path)
     price, bound = _prices(lengths, totals, layers)
     above = [length - total[:, None] * price for length, total in zip(lengths, totals, strict=True)]
-    room = (to_beat - rest) / row.weight * (1 + SLACK) if row.weight else math.inf
-    room = room - outside - bound  # beyond the cheapest options of all ranks
+    longest = (to_beat - rest) / row.weight * (1 + SLACK) if row.weight else math.inf
+    room = longest - outside - bound  # beyond the cheapest options of all ranks
     if np.any(room < 0):
         return np.zeros((pp, 0), np.int32)
     above = [each - each.min(axis=0) for each in above]

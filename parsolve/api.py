@@ -113,7 +113,12 @@ def assumptions(problem: Problem) -> tuple[str, ...]:
         f"{workload.memory_reserve / 2**30:g} GiB are kept in reserve; {profile.outside_bytes / 2**30:g} GiB go to the "
         "CUDA context, NCCL and workspaces",
     ]
-    if model.mtp_layers:
+    if problem.mtp_layers:
+        lines.append(
+            f"{problem.mtp_layers} multi-token-prediction module(s) are trained, beside the output layer on the last "
+            "stage; model FLOPs count them"
+        )
+    elif model.mtp_layers:
         lines.append(f"the {model.mtp_layers} multi-token-prediction module(s) are not trained")
     if model.moe:
         lines.append(f"the fullest expert rank gets {profile.expert_imbalance:g} times the mean load")

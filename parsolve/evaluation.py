@@ -140,18 +140,23 @@ def memory_tree(p: Instance) -> StageMax:
 def model_flops_per_token(p: Instance) -> tuple[float, float]:
     """Forward and backward FLOPs of a token, full-attention (PaLM) and causal convention; recomputation not counted.
 
-    6 * (active parameters in matrix products, output layer included, embedding look-up not) + 12*L*a*k*s.
-    Source: Chowdhery et al. 2022, appendix B.
+    6 * (active parameters in matrix products, output layer included, embedding look-up not) + 12*L*a*k*s. Prediction
+    modules count where they are trained, each with its layer, its projection and its pass through the output layer, as
+    Megatron-LM counts them.
+    Source: Chowdhery et al. 2022, appendix B; Megatron-LM training.py, num_floating_point_operations.
     """
     model = p.model
-    matrices = model.num_layers * model.attention_matrix_params + model.vocab_size * model.embedding_width
-    matrices += model.num_dense_layers * model.mlp_matrix_params(model.ffn_size)
+    extra = p.mtp_layers
+    moe_layers = model.num_moe_layers + extra * model.layer_is_moe[-1]
+    layers = model.num_layers + extra
+    matrices = layers * model.attention_matrix_params + (1 + extra) * model.vocab_size * model.embedding_width
+    matrices += (layers - moe_layers) * model.mlp_matrix_params(model.ffn_size) + extra * 2 * model.hidden_size**2
     if model.moe:
         active = model.moe.top_k * model.mlp_matrix_params(model.moe.ffn_size)
         shared = model.mlp_matrix_params(model.moe.shared_ffn_size)
-        matrices += model.num_moe_layers * (active + shared + model.moe.num_experts * model.hidden_size)
+        matrices += moe_layers * (active + shared + model.moe.num_experts * model.hidden_size)
     heads = model.num_heads * (model.qk_head_size + model.v_head_size) / 2
-    attention = 12.0 * model.num_layers * heads * p.seq_len
+    attention = 12.0 * layers * heads * p.seq_len
     return 6.0 * matrices + attention, 6.0 * matrices + attention / 2
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation
 from parsolve.from_megatron_model import MODEL_OPTIONS, read_model
+from parsolve.launchers.megatron import light_modules
 from parsolve.megatron_words import Command, parse_command
 from parsolve.specs import Cluster, Model
 from parsolve.splits import from_model_order
@@ -61,6 +62,9 @@ OTHER_LAYERS = re.compile(
 )
 """State-space, per-layer, encoder and linear-attention models: a count by their --num-layers would be wrong."""
 OPTIMIZERS = ("adam", "sgd")
+LAYOUT = "--pipeline-model-parallel-layout"
+OWN_STAGE_SINCE = (0, 16)
+"""First version in which multi-token prediction may have a stage apart from the output layer."""
 CLOSE = 0.9
 """Likeness (difflib's ratio) from which an unknown option is taken for a slip of a known one."""
 
@@ -116,8 +120,12 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     edp = cluster.num_gpus // max(1, config.get("etp", tp) * config.get("ep", 1) * pp)
     if dp * cp <= 1 and edp <= 1:
         config["zero"] = 0  # nothing to shard over: the flag has no effect
-    config["recompute"] = _recompute(command)
+    config["recompute"] = _recompute(command, shape, notes)
+    modules = command.number("--mtp-num-layers", 0)
     config |= _cut(command, shape.num_layers, pp)
+    layout = command.text(LAYOUT)
+    if layout is not None:
+        _check_modules(layout, modules, version, notes)
     precision = _precision(command, notes)
     fields = {
         "seq_len": seq_len,
@@ -126,6 +134,7 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
         "precision": precision,
         "optimizer": _optimizer(command),
         "shard_group": _shard_group(command, dp * cp),
+        "mtp_layers": modules,
         "sequence_parallel": None if tp == 1 else command.has("--sequence-parallel"),
     }
     faults = [*_slip_faults(slips), *_environment_faults(command, cluster, config)]
@@ -251,24 +260,35 @@ def _shard_group(command: Command, ranks: int) -> int | None:
     return ranks // copies
 
 
-def _recompute(command: Command) -> str:
+def _recompute(command: Command, model: Model, notes: list[str]) -> str:
+    """none, selective (core attention), light or full; a note where the modules are others than those."""
     if command.has("--recompute-activations"):
         return "selective"
     kind = command.text("--recompute-granularity", "none")
     if kind not in ("none", "selective", "full"):
         raise SpecError(f"{kind!r} is neither selective nor full", "--recompute-granularity")
-    return kind
+    modules = set(command.options.get("--recompute-modules", []))
+    if kind != "selective" or not modules - {"core_attn"}:
+        return kind
+    here = set(light_modules(model)) if model.moe or model.mla else set()
+    counted = here if modules & here else modules & {"core_attn"}
+    if modules != counted:
+        notes.append(
+            f"--recompute-modules {' '.join(sorted(modules))}: the estimate has "
+            f"{' '.join(sorted(counted)) or 'no'} recomputation"
+        )
+    return "light" if modules & here else "selective" if counted else "none"
 
 
 def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
     """The layer cut as the options say it; nothing where it is even."""
-    layout = command.text("--pipeline-model-parallel-layout")
+    layout = command.text(LAYOUT)
     if layout is not None:
         counts = layout_counts(layout)
         if len(counts) % pp:
-            raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", "--pipeline-model-parallel-layout")
+            raise SpecError(f"{len(counts)} stages are not a multiple of pp={pp}", LAYOUT)
         if sum(counts) != num_layers:
-            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", "--pipeline-model-parallel-layout")
+            raise SpecError(f"has {sum(counts)} layers, the model {num_layers}", LAYOUT)
         return {"vpp": len(counts) // pp, "layers_per_stage": [list(rank) for rank in from_model_order(counts, pp)]}
     vpp = command.number("--num-virtual-stages-per-pipeline-rank", 1)
     size = command.number("--num-layers-per-virtual-pipeline-stage", 0)
@@ -308,12 +328,16 @@ def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
 
 def layout_counts(text: str) -> list[int]:
     """Decoder layers per stage of a layout string such as ``Et*3|(t*4|)*14t*2L``."""
-    where = "--pipeline-model-parallel-layout"
+    return [stage.count("t") for stage in _layout_stages(text)]
+
+
+def _layout_stages(text: str) -> list[str]:
+    """The letters of every stage."""
 
     def times(found: re.Match[str]) -> str:
         count = int(found[2])
         if count > 4096:
-            raise SpecError("repeats too often", where)
+            raise SpecError("repeats too often", LAYOUT)
         return found[1].strip("()") * count
 
     flat = text.replace(",", "").replace(" ", "")
@@ -322,8 +346,33 @@ def layout_counts(text: str) -> list[int]:
         flat = re.sub(inner, times, flat)
         flat = re.sub(pattern, times, flat)
     if re.search(r"[^EtmL|]", flat):
-        raise SpecError(f"cannot read {text!r}: E, t, m, L, |, (…)*n are known", where)
-    return [stage.count("t") for stage in flat.split("|")]
+        raise SpecError(f"cannot read {text!r}: E, t, m, L, |, (…)*n are known", LAYOUT)
+    return flat.split("|")
+
+
+def _check_modules(text: str, modules: int, version: tuple[int, ...], notes: list[str]) -> None:
+    """The prediction modules of a layout: as many as trained, on one stage, behind all layers.
+
+    That stage is the output layer's up to 0.15.
+
+    Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
+    """
+    stages = _layout_stages(text)
+    found = [number for number, stage in enumerate(stages) if "m" in stage]
+    count = "".join(stages).count("m")
+    if count != modules:
+        raise SpecError(f"has {count} m, but --mtp-num-layers is {modules}: they must agree", LAYOUT)
+    if len(found) > 1:
+        raise SpecError("has m on several stages: all must be on one", LAYOUT)
+    if modules and "t" in "".join(stages).partition("m")[2]:
+        raise SpecError("has layers (t) behind multi-token prediction (m)", LAYOUT)
+    if modules and found[0] != len(stages) - 1:
+        if version < OWN_STAGE_SINCE:
+            raise SpecError("has m apart from L, which Megatron-LM takes from 0.16 on", LAYOUT)
+        notes.append(
+            f"the layout has multi-token prediction on stage {found[0] + 1} of {len(stages)}, apart from the output "
+            "layer; the estimate has it beside it, on the last"
+        )
 
 
 def _environment_faults(command: Command, cluster: Cluster, config: dict[str, Any]) -> list[Violation]:

@@ -25,7 +25,7 @@ MODEL_OPTIONS = frozenset(
         *("--moe-shared-expert-intermediate-size", "--moe-shared-expert-gate", "--moe-router-score-function"),
         *("--moe-router-enable-expert-bias", "--moe-router-num-groups", "--moe-router-group-topk"),
         *("--moe-router-load-balancing-type", "--moe-router-pre-softmax", "--make-vocab-size-divisible-by"),
-        *("--mtp-num-layers", "--norm-epsilon"),
+        *("--mtp-num-layers", "--mtp-loss-scaling-factor", "--norm-epsilon"),
     }
 )
 GPT2_VOCABULARY = 50257
@@ -67,6 +67,7 @@ def read_model(command: Command, version: tuple[int, ...], notes: list[str]) -> 
         "attention_out_bias": bias,
         "mlp_bias": bias,
         "tied_embeddings": not command.has("--untie-embeddings-and-output-weights"),
+        "mtp_layers": command.number("--mtp-num-layers", 0),
         "attention_sinks": command.text("--softmax-type", "vanilla") == "learnable",
         **_positions(command),
         **_window(command, layers),

@@ -35,7 +35,7 @@ AXES: dict[str, str] = {
     "mbs": "micro-batch size, sequences",
     "grad_acc": "microbatches per step and data-parallel rank",
     "vpp": "virtual pipeline chunks per rank",
-    "recompute": "activation recomputation: 0 none, 1 selective, 2 full",
+    "recompute": "activation recomputation: 0 none, 1 selective, 2 full, 4 light",
     "split": "how the layers are cut into stages: an index into the problem's list of splits",
 }
 STAGE = "stage"

@@ -147,6 +147,21 @@ class Problem:
             raise SpecError(f"cannot read the version {text!r}; write it like 0.19", "framework_version")
         return tuple(int(part) for part in text.split("."))[:2]
 
+    @cached_property
+    def mtp_layers(self) -> int:
+        """Multi-token-prediction modules that are trained: as asked, else the model's if Megatron-Core takes them."""
+        from parsolve.constraints.multi_token import takes_modules
+
+        given = self.workload.mtp_layers
+        return given if given is not None else self.model.mtp_layers * takes_modules(self)
+
+    @property
+    def megatron_core(self) -> tuple[int, ...]:
+        """Version of Megatron-Core in force, (0, 0) where none is."""
+        if self.workload.framework == "nemo":
+            return NEMO_MEGATRON_CORE
+        return self.version if self.workload.framework == "megatron" else (0, 0)
+
     @property
     def gbs_target(self) -> tuple[int, int]:
         """Lowest and highest global batch size allowed, sequences (equal when exact).
@@ -197,9 +212,12 @@ class Instance:
     @property
     def megatron_core(self) -> tuple[int, ...]:
         """Version of Megatron-Core in force, (0, 0) where none is."""
-        if self.framework == "nemo":
-            return NEMO_MEGATRON_CORE
-        return self.version if self.framework == "megatron" else (0, 0)
+        return self.problem.megatron_core
+
+    @property
+    def mtp_layers(self) -> int:
+        """Multi-token-prediction modules that are trained."""
+        return self.problem.mtp_layers
 
     @cached_property
     def sequence_parallel(self) -> bool:

@@ -52,12 +52,18 @@ class Plan:
         return pipeline_timeline(plan_instance(self.problem, self.config), self.config)
 
     def _stages_json(self) -> list[dict[str, Any]]:
-        """A row a pipeline rank: its chunks' layer counts and its memory by part, bytes."""
+        """A row a pipeline rank: its chunks' layer counts and its memory by part, bytes.
+
+        Prediction modules that are trained are named on the last.
+        """
         limit, cut = self.estimate.memory_bytes["limit"], self.config.layers_per_stage
-        return [
+        rows: list[dict[str, Any]] = [
             {"rank": stage.rank, "layers": list(cut[stage.rank]), "memory_bytes": stage.to_json(limit)}
             for stage in self.stages
         ]
+        if self.problem.mtp_layers:
+            rows[-1]["mtp_layers"] = self.problem.mtp_layers
+        return rows
 
     def launch(self, launcher: str) -> Any:
         """The launcher's ``Launch`` for this plan.

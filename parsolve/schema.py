@@ -17,7 +17,7 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 SIZE: Schema = {"type": "integer", "minimum": 1}
 TEXTS: Schema = {"type": "array", "items": TEXT}
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "light")
 
 
 def schema(what: str) -> Schema:
@@ -123,7 +123,9 @@ STAGE = _object(
         "layers": _list({"type": "integer", "minimum": 0}),
         "memory_bytes": _map(INTEGER, {"total": INTEGER, "limit": INTEGER}),
     },
-    about="One pipeline rank: the layer counts of its vpp chunks, and its memory by part; parts add up to total.",
+    {"mtp_layers": SIZE},
+    about="One pipeline rank: the layer counts of its vpp chunks, the multi-token-prediction modules on it, and its "
+    "memory by part; parts add up to total.",
 )
 LAUNCH: Schema = {**_object({"command": TEXT}), "properties": {"command": TEXT, "config": {"type": "object"}}}
 LAUNCH["properties"]["files"] = {"type": "object", "additionalProperties": TEXT}
@@ -154,12 +156,20 @@ PROBLEM = _object(
         ),
         "workload": _object(
             {"seq_len": SIZE, "precision": TEXT},
-            {"gbs": _or_null(SIZE), "gbs_tokens": _or_null(SIZE), "gbs_tolerance": _or_null(NUMBER)},
+            {
+                "gbs": _or_null(SIZE),
+                "gbs_tokens": _or_null(SIZE),
+                "gbs_tolerance": _or_null(NUMBER),
+                "mtp_layers": _or_null({"type": "integer", "minimum": 0}),
+            },
         ),
         "framework": TEXT,
         "framework_version": TEXT,
         "profile": TEXT,
-        "domains": {**_map(_list(INTEGER)), "description": "the values that each axis could take; recompute 0, 1, 2"},
+        "domains": {
+            **_map(_list(INTEGER)),
+            "description": "the values that each axis could take; recompute 0, 1, 2, 4 (none, selective, full, light)",
+        },
     },
     {"rules": TEXTS},
 )

@@ -199,6 +199,7 @@ def stage_problem(seed: int, largest: int = LARGEST) -> StageProblem:
             framework=rng.choice(["megatron", "nemo"]),
             gbs=dp * m * mbs,
             shard_group=rng.choice([None, None, 2]),
+            mtp_layers=random.Random(f"prediction {seed}").choice([0, 0, 1, 2]),
         ),
         goal=rng.choice(GOALS),
     )

@@ -99,7 +99,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
     rng = random.Random(version)
     plans = []
     for i in range(count):
-        shape = model(**SHAPES[i % len(SHAPES)])
+        shape = model(**SHAPES[i % len(SHAPES)], mtp_layers=int(i % 4 == 3))
         cluster = rng.choice(["h100-sxm:2x8", "h100-sxm:1x8", "b200:2x8", "a100-sxm-80gb:4x8"])
         precision = rng.choice(["bf16", "fp8"]) if cluster[0] in "hb" else "bf16"
         p = problem(shape, cluster, framework_version=version, precision=precision)
@@ -108,6 +108,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
         if tp * cp * pp > p.cluster.num_gpus:
             continue
         ep, etp = (rng.choice([(1, tp), (2, 1)])) if shape.moe else (1, tp)
+        light = i % 5 == 0 and (shape.moe is not None or shape.mla is not None)
         plan = config(
             p,
             tp=tp,
@@ -117,7 +118,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             ep=ep,
             etp=etp,
             zero=rng.choice([0, 1, 1, 2, 3]) if pp == 1 else rng.choice([0, 1]),
-            recompute=rng.choice(list(Recompute)),
+            recompute=Recompute.LIGHT if light else rng.choice((Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
         plans.append((p, plan))

@@ -71,9 +71,13 @@ def random_problem(seed: int, large: bool = False) -> Problem:
         options = {"gbs": 12, "gbs_tolerance": 0.1}
     elif mode < 0.24:
         options = {"gbs_tokens": rng.choice([10_000, 50_000])}
+    seq_len = rng.choice([512, 1000, 2048, 4096])
+    framework = rng.choice(["megatron", "megatron", "deepspeed", "generic", "torchtitan", "accelerate", "nemo"])
+    modules = random.Random(f"prediction {seed}").choice([None, None, 1, 2])
     workload = Workload(
-        seq_len=rng.choice([512, 1000, 2048, 4096]),
-        framework=rng.choice(["megatron", "megatron", "deepspeed", "generic", "torchtitan", "accelerate", "nemo"]),
+        seq_len=seq_len,
+        framework=framework,
+        mtp_layers=modules if framework in ("megatron", "nemo", "generic") else None,
         recompute=rng.choice([tuple(Recompute), (Recompute.NONE,), (Recompute.NONE, Recompute.FULL)]),
         **options,
     )

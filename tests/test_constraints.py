@@ -102,6 +102,10 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("secondary_partition", dense(framework="deepspeed", shard_group=8), "zero=3", "zero=2"),
     ("quantised_traffic", dense(framework="deepspeed", zero_quantized="both"), "zero=3", "zero=2"),
     ("context_in_shard_group", dense(framework="torchtitan", shard_group=2), "zero=3,cp=2", "zero=3,cp=4"),
+    ("light_modules", moe(), "recompute=light", dense()),
+    ("mtp_launcher", dense(framework="deepspeed", mtp_layers=0), "zero=1", dense(framework="deepspeed", mtp_layers=1)),
+    ("mtp_since", dense(framework_version="0.14", mtp_layers=1), "pp=2", dense(framework_version="0.13", mtp_layers=1)),
+    ("mtp_positions", dense(mtp_layers=1), "pp=2", dense(model={"position": "alibi"}, mtp_layers=1)),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]
 

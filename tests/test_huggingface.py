@@ -700,3 +700,15 @@ def test_refusals_name_the_model_file_where_one_would_do() -> None:
     for kind in ("bitnet", "openelm", "my_own_type"):
         assert "parsolve schema model" in str(refusal(LLAMA, model_type=kind))
     assert "parsolve schema model" not in str(refusal(LLAMA, model_type="t5"))
+
+
+def test_a_prediction_layer_of_another_kind_than_the_last_is_noted() -> None:
+    """ERNIE 4.5's have a plain MLP (vLLM, ernie_mtp.py), GLM-4.5's and DeepSeek-V3's experts like the last layer."""
+    found = {}
+    for case in CASES:
+        kind = case["config"].get("model_type")
+        if case["config"].get("num_nextn_predict_layers") and kind in ("ernie4_5_moe", "glm4_moe", "deepseek_v3"):
+            model = read_config(case["config"], "x")
+            found[kind] = any("plain MLP" in note for note in model.notes)
+            assert model.mtp_layers and model.mtp_params
+    assert found == {"ernie4_5_moe": True, "glm4_moe": False, "deepseek_v3": False}

@@ -11,7 +11,7 @@ from parsolve.commands.options import output_options
 if TYPE_CHECKING:
     from parsolve.specs import Model
 
-COUNTS = ("num_params", "num_active_params", "embedding_and_head_params", "routed_expert_params")
+COUNTS = ("num_params", "num_active_params", "embedding_and_head_params", "routed_expert_params", "mtp_params")
 
 
 @click.command("models", short_help="Model presets, or a file as it is read.")
@@ -21,7 +21,8 @@ COUNTS = ("num_params", "num_active_params", "embedding_and_head_params", "route
 def command(name: str | None, text_only: bool, **options: Any) -> int:
     """Model presets; with a name or a file (a Hugging Face config.json too) the shape as read and its parameter counts.
 
-    num_params counts tied weights once and leaves multi-token-prediction layers out.
+    num_params counts tied weights once and leaves multi-token-prediction modules out: mtp_params are theirs, without
+    the embedding and the output layer that they share.
 
     \b
     Example:

@@ -28,7 +28,7 @@ OPTIMIZERS = ("adam", "sgd")
 WORKLOAD = (
     *("seq_len", "gbs", "gbs_tokens", "gbs_tolerance", "framework", "framework_version"),
     *("precision", "optimizer", "sequence_parallel", "memory_reserve", "train_tokens", "shard_group"),
-    *("zero_quantized", "schedule"),
+    *("zero_quantized", "schedule", "mtp_layers"),
 )
 
 
@@ -62,6 +62,20 @@ class Top(ParamType):
             return 0
         if not str(value).isdecimal() or not 1 <= int(value) <= 10**6:
             self.fail(f"{value!r} is neither a number from 1 up nor 'all'", param, ctx)
+        return int(value)
+
+
+class Modules(ParamType):
+    """How many multi-token-prediction modules are trained: a number, or ``auto`` (None)."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """An int, or None for auto."""
+        if isinstance(value, int) or str(value).strip().lower() == "auto":
+            return value if isinstance(value, int) else None
+        if not str(value).isdecimal() or int(value) > 16:
+            self.fail(f"{value!r} is neither a number from 0 to 16 nor 'auto'", param, ctx)
         return int(value)
 
 
@@ -160,6 +174,13 @@ _WORKLOAD = (
         default="1f1b",
         show_default=True,
         help="Pipeline schedule: 1F1B (interleaved when vpp > 1), or GPipe (torchtitan, generic).",
+    ),
+    click.option(
+        "--mtp-layers",
+        type=Modules(),
+        default="auto",
+        show_default=True,
+        help="Multi-token-prediction modules to train; auto: the model's where the launcher can (megatron, nemo).",
     ),
     click.option("--memory-reserve", type=SIZE, default="0", help="Memory to keep free on every GPU: 6GiB."),
     click.option("--train-tokens", type=TOKENS, help="Token budget of the run: 2T; sets the steps in launch lines."),

@@ -357,6 +357,7 @@ FAMILIES: dict[str, Family] = {
         require={"use_bias": False},
         experts=Experts(layers=start_to_end, shared="count", fixed={**BALANCED, "score_correction_params": True}),
         rope_base=5e5,
+        plain_mtp=True,
     ),
     "deepseek_v2": replace(
         DEEPSEEK_V3, require={"mlp_bias": False}, experts=Experts(layers=after_first_dense, shared="count")

@@ -48,6 +48,7 @@ class Family:
     ``ffn_factor``: ffn/hidden where the file is silent.
     ``fixed``: fields that the code sets without a key. ``flags``: boolean key to its default and the fields it sets
     when true. ``require``: keys that must have this value where present. ``extra`` reads what no column can say.
+    ``plain_mtp``: layers of multi-token prediction have a plain MLP where the model's last one has experts.
     """
 
     tied: bool = False
@@ -63,3 +64,4 @@ class Family:
     rope_base: float = 10000.0
     rope_fraction: float = 1.0
     extra: Callable[[ConfigReader, Fields], Fields] | None = None
+    plain_mtp: bool = False

@@ -16,6 +16,9 @@ ACTIVATIONS = {
     **dict.fromkeys(["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"], "gelu"),
 }
 MOST_LAYERS = 10_000
+PLAIN_MTP = (
+    "its multi-token-prediction layers have a plain MLP; here, as in Megatron-Core, they are of the last layer's kind"
+)
 
 
 def read_shape(c: ConfigReader, family: Family, kind: str) -> Fields:
@@ -41,6 +44,8 @@ def read_shape(c: ConfigReader, family: Family, kind: str) -> Fields:
     if family.extra:
         m |= family.extra(c, m)
     m["mtp_layers"] = c.integer("mtp_layers", 0, minimum=0) if c.flag("use_mtp", True) else 0
+    if m["mtp_layers"] and family.plain_mtp:
+        m["notes"] = (PLAIN_MTP,)
     return m
 
 

@@ -51,6 +51,7 @@ def _translated(problem: Problem, config: Config, framework: str) -> Problem:
             problem,
             framework=framework,
             framework_version=None,
+            mtp_layers=problem.mtp_layers,
             sequence_parallel=config.sequence_parallel if config.tp > 1 else None,
         )
     except SpecError as error:

@@ -58,8 +58,8 @@ def _refuse(config: Config) -> None:
             raise NotExpressibleError(f"{axis}={getattr(config, axis)}: Accelerate plans are data parallel alone")
     if config.zero == 1:
         raise NotExpressibleError("zero=1: FSDP2 shards gradients with the optimizer, use zero=0, 2 or 3")
-    if config.recompute == Recompute.SELECTIVE:
-        raise NotExpressibleError("recompute=selective: Accelerate recomputes whole layers or nothing")
+    if config.recompute not in (Recompute.NONE, Recompute.FULL):
+        raise NotExpressibleError(f"recompute={config.recompute.text}: Accelerate recomputes whole layers or nothing")
 
 
 def accelerate_config(problem: Problem, config: Config) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class DeepSpeedLauncher:
 def is_hugging_face(problem: Problem, config: Config) -> bool:
     """Data parallelism alone, which any model can be trained with, or with AutoTP where that divides it."""
     alone = config.pp == config.cp == config.ep == 1 and (config.tp == 1 or auto_tp(problem))
-    return alone and config.recompute != Recompute.SELECTIVE
+    return alone and config.recompute in (Recompute.NONE, Recompute.FULL)
 
 
 def _refuse(problem: Problem, config: Config) -> None:

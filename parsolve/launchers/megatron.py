@@ -11,7 +11,7 @@ from parsolve.launchers.base import Arguments, Launch, add_megatron_schedule, sh
 from parsolve.launchers.megatron_model import add_model, windowed
 from parsolve.launchers.megatron_options import SINCE
 from parsolve.problem import Problem
-from parsolve.specs import Recompute
+from parsolve.specs import Model, Recompute
 from parsolve.splits import classify, model_order
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -44,7 +44,7 @@ def add_arguments(args: Arguments, problem: Problem, config: Config) -> None:
     _add_grid(args, problem, config)
     _add_pipeline_cut(args, problem, config)
     _add_data_parallel(args, problem, config)
-    _add_recompute(args, config)
+    _add_recompute(args, problem, config)
     _add_training(args, problem, config)
 
 
@@ -122,7 +122,11 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
     if kind == "first-last" and not all(map(sum, layers)):
         kind = "layout"  # a rank without layers has no other word
     if kind == "layout":
-        args.add("--pipeline-model-parallel-layout", layout_text(model_order(layers)), why="this layer cut")
+        args.add(
+            "--pipeline-model-parallel-layout",
+            layout_text(model_order(layers), problem.mtp_layers),
+            why="this layer cut",
+        )
         return
     if kind in ("embedding", "embedding+loss"):
         args.add("--account-for-embedding-in-pipeline-split")
@@ -138,11 +142,14 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
         args.add("--num-virtual-stages-per-pipeline-rank", config.vpp)
 
 
-def layout_text(counts: list[int]) -> str:
-    """Layers per chunk in model order in Megatron's layout language: ``Et*3|(t*4|)*14t*2L``."""
-    stages = ["t" if n == 1 else f"t*{n}" if n else "" for n in counts]
+def layout_text(counts: list[int], modules: int = 0) -> str:
+    """Layers per chunk in model order in Megatron's layout language: ``Et*3|(t*4|)*14t*2L``.
+
+    ``modules``: of multi-token prediction, before the output layer: ``t*2mL``.
+    """
+    stages = [_repeated("t", n) for n in counts]
     stages[0] = "E" + stages[0]
-    stages[-1] += "L"
+    stages[-1] += _repeated("m", modules) + "L"
     text, start = "", 0
     while start < len(stages):
         end = start + 1
@@ -154,6 +161,10 @@ def layout_text(counts: list[int]) -> str:
             text += "|".join(stages[start:end]) + ("|" if end < len(stages) else "")
         start = end
     return text
+
+
+def _repeated(letter: str, times: int) -> str:
+    return f"{letter}*{times}" if times > 1 else letter * times
 
 
 def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> None:
@@ -185,7 +196,12 @@ def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> Non
         args.add("--overlap-grad-reduce")
 
 
-def _add_recompute(args: Arguments, config: Config) -> None:
+def light_modules(model: Model) -> list[str]:
+    """Megatron-Core's names of what light recomputation repeats."""
+    return ["layernorm", *(["moe_act"] if model.moe else []), *(["mla_up_proj"] if model.mla else [])]
+
+
+def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
     if config.recompute == Recompute.FULL:
         args.add("--recompute-granularity", "full")
         args.add("--recompute-method", "uniform")
@@ -193,6 +209,11 @@ def _add_recompute(args: Arguments, config: Config) -> None:
     elif config.recompute == Recompute.SELECTIVE:
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", "core_attn")
+    elif config.recompute == Recompute.LIGHT:
+        if problem.model.mla is None and problem.model.moe is None:
+            raise NotExpressibleError("recompute=light: its norms are one kernel with the products behind them")
+        args.add("--recompute-granularity", "selective")
+        args.add("--recompute-modules", *light_modules(problem.model))
 
 
 def _add_training(args: Arguments, problem: Problem, config: Config) -> None:

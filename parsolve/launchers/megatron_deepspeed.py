@@ -27,6 +27,8 @@ def add_megatron_deepspeed(args: Arguments, problem: Problem, config: Config, co
     _refuse(problem, config)
     _add_model(args, problem)
     _add_grid(args, problem, config)
+    if config.recompute == Recompute.LIGHT:
+        raise NotExpressibleError("recompute=light: Megatron-DeepSpeed recomputes core attention or whole layers")
     if config.recompute != Recompute.NONE:
         args.add("--deepspeed-activation-checkpointing")
         args.add("--recompute-granularity", config.recompute.name.lower())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parsolve.constraints.framework import megatron_lm_gap
+from parsolve.constraints.framework import GROUPED_PRODUCTS_SINCE, megatron_lm_gap
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers.base import Arguments
 from parsolve.problem import Problem
@@ -17,6 +17,10 @@ from parsolve.specs import MLA, Model, MoE
 
 EXACT_NULL_VOCABULARY = (0, 18)
 """Up to 0.17 NullTokenizer adds one token to --vocab-size."""
+
+
+MTP_LOSS_SCALE = 0.1
+"""Weight of the mean loss of the prediction modules: Megatron-LM's default."""
 
 
 def windowed(problem: Problem) -> bool:
@@ -56,7 +60,10 @@ def add_model(args: Arguments, problem: Problem, tp: int) -> None:
         args.add("--untie-embeddings-and-output-weights")
     if model.head_bias:
         args.note("the output layer's bias is left out: Megatron-LM has none")
-    if model.mtp_layers:
+    if problem.mtp_layers:
+        args.add("--mtp-num-layers", problem.mtp_layers)
+        args.add("--mtp-loss-scaling-factor", MTP_LOSS_SCALE)
+    elif model.mtp_layers:
         args.note("multi-token-prediction layers are left out, as in the estimate")
     if model.moe:
         _add_experts(args, problem, model.moe)
@@ -206,7 +213,7 @@ def _add_experts(args: Arguments, problem: Problem, moe: MoE) -> None:
         if moe.shared_gate:
             args.add("--moe-shared-expert-gate", why="a gate on the shared experts")
     args.add("--moe-token-dispatcher-type", "alltoall")
-    if problem.cluster.gpu.compute_capability >= 8:
+    if problem.cluster.gpu.compute_capability >= GROUPED_PRODUCTS_SINCE:
         args.add("--moe-grouped-gemm")
     else:
         args.note(f"experts run one after the other: grouped products need a newer GPU than {problem.cluster.gpu.name}")

@@ -59,6 +59,8 @@ _ALWAYS = (
     "--moe-router-topk",
     "--moe-shared-expert-intermediate-size",
     "--moe-token-dispatcher-type",
+    "--mtp-loss-scaling-factor",
+    "--mtp-num-layers",
     "--multi-latent-attention",
     "--no-bias-dropout-fusion",
     "--no-bias-gelu-fusion",

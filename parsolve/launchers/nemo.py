@@ -64,7 +64,8 @@ def _pairs(words: list[str]) -> dict[str, str]:
         if word.startswith("--"):
             found[word] = ""
         else:
-            found[next(reversed(found))] = word
+            last = next(reversed(found))
+            found[last] = f"{found[last]} {word}".strip()
     return found
 
 
@@ -73,7 +74,7 @@ def _literal(option: str, value: str) -> str:
     if option == "--window-size":
         return f"[{value}]"
     if option == "--recompute-modules":
-        return f"[{value}]"
+        return f"[{','.join(value.split())}]"
     if option == "--pipeline-model-parallel-layout":
         return f'"{value}"'
     return value

@@ -42,6 +42,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--moe-router-topk": ("model.moe_router_topk",),
     "--moe-shared-expert-intermediate-size": ("model.moe_shared_expert_intermediate_size",),
     "--moe-token-dispatcher-type": ("model.moe_token_dispatcher_type",),
+    "--mtp-loss-scaling-factor": ("model.mtp_loss_scaling_factor",),
+    "--mtp-num-layers": ("model.mtp_num_layers",),
     "--normalization": ("model.normalization",),
     "--num-attention-heads": ("model.num_attention_heads",),
     "--num-distributed-optimizer-instances": ("ddp.num_distributed_optimizer_instances",),

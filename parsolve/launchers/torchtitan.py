@@ -51,9 +51,9 @@ def _refuse(problem: Problem, config: Config) -> None:
     gap = torchtitan_gap(problem.model)
     if gap:
         raise NotExpressibleError(f"{problem.model.name}: torchtitan's families have no {gap}")
-    if config.recompute == Recompute.SELECTIVE:
+    if config.recompute not in (Recompute.NONE, Recompute.FULL):
         raise NotExpressibleError(
-            "recompute=selective: torchtitan's selective policy keeps other tensors; none or full"
+            f"recompute={config.recompute.text}: torchtitan's selective policy keeps other tensors; none or full"
         )
     if config.zero == 1 if config.pp == 1 else config.zero > 1:
         raise NotExpressibleError(f"zero={config.zero} with pp={config.pp}: see `parsolve explain fsdp_stages`")

@@ -36,10 +36,10 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
     fixed = max(map(len, notes)) + MIN_BAR
     chunks = len(stages[0]["layers"]) > 1
     heads = ["rank", "layers/chunk" if chunks else "layers", "GiB"]
-    rows = _cells(groups, [fold_layers([stage["layers"]]) for stage, _ in groups])
+    rows = _cells(groups, [fold_layers([stage["layers"]]) + modules(stage) for stage, _ in groups])
     if chunks and _width(rows, heads) + fixed > width:
         heads[1] = "layers"
-        rows = _cells(groups, [str(sum(stage["layers"])) for stage, _ in groups])
+        rows = _cells(groups, [f"{sum(stage['layers'])}{modules(stage)}" for stage, _ in groups])
     sizes = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
     if _width(rows, heads) + fixed > width:
         notes = [note and "  over" for note in notes]
@@ -58,12 +58,21 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
     return lines
 
 
+def modules(stage: Stage) -> str:
+    """Prediction modules of a rank, written behind its layers."""
+    return f" + {stage['mtp_layers']} MTP" if stage.get("mtp_layers") else ""
+
+
+def _contents(stage: Stage) -> tuple[Any, Any]:
+    return stage["layers"], stage.get("mtp_layers")
+
+
 def _runs(stages: Sequence[Stage], exact: bool) -> list[tuple[Stage, str]]:
     """Neighbouring ranks with the same layers (and, when exact, the same total): the fullest, and their numbers."""
     groups: list[list[Stage]] = []
     for stage in stages:
         last = groups[-1][-1] if groups else None
-        alike = last is not None and last["layers"] == stage["layers"]
+        alike = last is not None and _contents(last) == _contents(stage)
         if last is not None and alike and (not exact or last["memory_bytes"] == stage["memory_bytes"]):
             groups[-1].append(stage)
         else:

@@ -28,6 +28,10 @@ def chrome_trace(plan: Plan) -> str:
         }
         for rank, chunks in enumerate(cut)
     ]
+    if plan.problem.mtp_layers:
+        events[-1]["args"] = {
+            "name": f"pipeline rank {pp - 1}, layers {fold_layers(cut[-1:])} + {plan.problem.mtp_layers} MTP"
+        }
     for rank, stage, microbatch, back, start, end in zip(*(column.tolist() for column in passes), strict=True):
         chunk = stage // pp
         events.append(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parsolve.render.text import clean, gib, percent, seconds, significant
+from parsolve.specs import Recompute
 from parsolve.units import fold_layers
 
 Data = Mapping[str, Any]
@@ -163,14 +164,14 @@ _CUTS = {
 }
 """What the proof covers; ``docs/solver.md`` states both domains."""
 _IMPLIED = ("dp", "edp", "shards")
-_RECOMPUTE = ("none", "selective", "full")
 
 
 def _values(axis: str, values: list[int]) -> str:
     if not values:
         return "none"
     if axis == "recompute":
-        return ",".join(_RECOMPUTE[v] if 0 <= v < len(_RECOMPUTE) else str(v) for v in values)
+        names = {int(r): r.text for r in Recompute}
+        return ",".join(names.get(v, str(v)) for v in values)
     if len(values) > 3 and values == list(range(values[0], values[-1] + 1)):
         return f"{values[0]}..{values[-1]}"
     return ",".join(map(str, values)) if len(values) <= 14 else f"{values[0]}..{values[-1]} ({len(values)} values)"

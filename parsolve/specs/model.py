@@ -58,12 +58,12 @@ class Model(Spec):
     """A decoder-only transformer.
 
     ``ffn_size`` is the MLP width of dense layers. ``head_dim`` may differ from hidden/heads. ``mtp_layers`` are
-    multi-token-prediction modules, kept apart from ``num_layers`` and from ``num_params``. ``norms_per_layer``,
-    ``norm_bias``, ``qk_norm``, the bias switches and ``extra_layer_params`` (small ones of every layer that nothing
-    else counts, such as those of an activation) make the count exact. ``max_positions`` is the table size of
-    learned positions. ``embedding_size`` is the width of the vocabulary matrices where it is not the hidden size: one
-    matrix then leads from it to the layers and one back. ``window`` is the sliding-window length of the layers in
-    ``window_layers``.
+    multi-token-prediction modules, kept apart from ``num_layers`` and from ``num_params``: each has a layer of the kind
+    of the last one. ``norms_per_layer``, ``norm_bias``, ``qk_norm``, the bias switches and ``extra_layer_params``
+    (small ones of every layer that nothing else counts, such as those of an activation) make the count exact.
+    ``max_positions`` is the table size of learned positions. ``embedding_size`` is the width of the vocabulary matrices
+    where it is not the hidden size: one matrix then leads from it to the layers and one back. ``window`` is the
+    sliding-window length of the layers in ``window_layers``.
     """
 
     name: str
@@ -248,6 +248,20 @@ class Model(Spec):
     def routed_params_per_layer(self) -> int:
         """All routed experts of one MoE layer."""
         return self.expert_params * (self.moe.num_experts if self.moe else 0)
+
+    @property
+    def mtp_own_params(self) -> int:
+        """What a multi-token-prediction module has beside its layer: two norms, a projection 2h -> h, a final norm.
+
+        Embedding and output layer are the model's. Source: DeepSeek-AI 2024, section 2.2.
+        """
+        return 2 * self.hidden_size**2 + 3 * self.norm_params
+
+    @property
+    def mtp_params(self) -> int:
+        """All multi-token-prediction modules that the model has, without the embedding and output layer they share."""
+        last = self.moe_layer_dense_params + self.routed_params_per_layer
+        return self.mtp_layers * (self.mtp_own_params + (last if self.layer_is_moe[-1] else self.dense_layer_params))
 
     @property
     def embedding_params(self) -> int:

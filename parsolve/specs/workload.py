@@ -20,11 +20,21 @@ AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
 class Recompute(IntEnum):
-    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers."""
+    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers, or light.
+
+    Light is Megatron-Core's selective recomputation of what is cheap to have again: norms of their own, the activation
+    of routed experts, and latent attention's projections up to the heads.
+    """
 
     NONE = 0
     SELECTIVE = 1
     FULL = 2
+    LIGHT = 4
+
+    @property
+    def text(self) -> str:
+        """As it is written in options and results."""
+        return self.name.lower()
 
 
 class Workload(Spec):
@@ -45,6 +55,8 @@ class Workload(Spec):
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
     ``zero_quantized`` sends ZeRO-3's weights in 8 and its gradients in 4 bits (DeepSpeed's ZeRO++), which rounds them.
     ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages), or GPipe, all forward passes first.
+    ``mtp_layers`` is the number of multi-token-prediction modules that are trained; None: as many as the model has
+    where the launcher trains them (Megatron-Core), else none.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
     """
 
@@ -69,6 +81,7 @@ class Workload(Spec):
     optimizer_shards: Count | None = None
     shard_group: Annotated[Count, Field(ge=2)] | None = None
     zero_quantized: Quantized | None = None
+    mtp_layers: Annotated[int, Field(ge=0, le=16)] | None = None
     train_tokens: Count | None = None
     schedule: Schedule = "1f1b"
 
@@ -77,7 +90,7 @@ class Workload(Spec):
         if (self.gbs is None) == (self.gbs_tokens is None):
             raise ValueError("give exactly one of gbs (sequences) and gbs_tokens (tokens)")
         if not self.recompute:
-            raise ValueError("recompute must allow at least one of none, selective, full")
+            raise ValueError("recompute must allow at least one of none, selective, light, full")
         if self.zero_quantized is not None and self.framework != "deepspeed":
             raise ValueError(
                 f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"
