@@ -80,7 +80,7 @@ def best_cut(
         if not len(candidates):
             return Found(best, cost, finished)
         contents = [Contents.of(counts, p.model.layer_is_moe, row.shape.pp) for counts in candidates]
-        times = [pass_times(row.items, of.dense, of.moe) for of in contents]
+        times = [pass_times(row.items, of.dense, of.moe)[:3] for of in contents]
         forward, backward = (np.stack([t[way] for t in times], axis=1) for way in (0, 1))
         found = []
         for counts, of, passes, path in zip(

@@ -292,7 +292,7 @@ def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible |
         return None
     if found is None:
         return None
-    text = f"no listed cut of the layers is legal; {found.layers_text()} is: take --cuts any"
+    text = f"no listed cut of the layers is legal; {found.layers_text(problem.workload.schedule)} is: take --cuts any"
     ranking = rank(problem, Query(1, cuts="any"), max(0.0, watch.left()))
     step = ranking.plans[0].step_time_s if ranking.complete and ranking.plans else None
     return Infeasible((), text, (Relaxation("any cut of the layers (--cuts any)", "listed cuts", step),))

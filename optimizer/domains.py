@@ -102,12 +102,18 @@ def takes_any_cut(problem: Problem) -> bool:
 
 def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
     """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
-    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut)
+    workload = problem.workload
+    return _split_list(problem.model.layer_is_moe, workload.framework, workload.schedule, pp, vpp, any_cut)
 
 
 @lru_cache(maxsize=64)
 def _split_list(
-    layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool
+    layer_is_moe: tuple[bool, ...],
+    framework: str,
+    schedule: str,
+    pp: tuple[int, ...],
+    vpp: tuple[int, ...],
+    any_cut: bool,
 ) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
@@ -116,10 +122,10 @@ def _split_list(
         alone = [Split(whole, classify(whole, layers))] if (1, 1) in shapes else []
         return Splits(layer_is_moe, [*alone, *(free(*s) for s in shapes if s[0] > 1 and free_shape(layers, *s))])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven, schedule)
     if framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
-    return Splits(layer_is_moe, cuts)
+    return Splits(layer_is_moe, cuts, schedule=schedule)
 
 
 def build(
