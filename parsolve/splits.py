@@ -2,9 +2,8 @@
 
 A cut is a tuple per pipeline rank of the layer counts of its virtual chunks; in model order chunk ``c`` of rank ``r``
 is number ``c * pp + r``, or where a schedule places the stages in a V, ``c * pp + pp - 1 - r`` for odd ``c``.
-
-Ranks with the same contents as their neighbours are represented by the first (most
-microbatches in flight, so most memory) and the last of them (latest start, so longest time).
+Ranks with the same contents as their neighbours are represented by the first (most microbatches in flight, so most
+memory) and the last of them (latest start, so longest time).
 
 Where a launcher takes any cut there are astronomically many. A ``free`` cut then stands for all of them: what its slots
 hold is never more than what some rank of any such cut holds. The exact cut is chosen afterwards (optimizer.any_cut).
@@ -68,6 +67,8 @@ def ranks_in_model_order(pp: int, vpp: int, schedule: str = "1f1b") -> Array:
 
 def stages_in_model_order(of_chunks: Array, schedule: str = "1f1b") -> Array:
     """(stage,) what the chunks of each rank hold, given as (rank, chunk)."""
+    if schedule not in FOLDED:
+        return of_chunks.T.ravel()
     pp, vpp = of_chunks.shape
     return np.asarray(of_chunks[ranks_in_model_order(pp, vpp, schedule), np.repeat(np.arange(vpp), pp)])
 
@@ -329,6 +330,8 @@ class Splits:
         self._own_moments = self._free | ((self.vpp > 1) & np.array(uneven, dtype=bool))
         self._held: dict[tuple[str | int, ...], Array] = {}
         self._split = schedule in SPLIT_BACKWARD
+        shapes, self._shape = np.unique(np.stack((self.pp, self.vpp)), axis=1, return_inverse=True)
+        self._of_shape = [np.flatnonzero(self._shape == i) for i in range(shapes.shape[1])]
 
     def _chunk_layers(self, kind: int) -> Array:
         """(split, slot, chunk) layers of one kind."""
@@ -391,36 +394,36 @@ class Splits:
         return np.array([worst[r] for r in ranks])
 
     def _split_in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
-        """One of IN_FLIGHT or WAITING under a schedule that splits the backward pass; without a pipeline none waits."""
-        cut, m, slot = np.broadcast_arrays(split, grad_acc, stage)
-        result = np.zeros(cut.shape)
-        if name in IN_FLIGHT:
-            plain = "first" if name == "embedding_in_flight" else name.removesuffix("_in_flight")
-            result = np.where(self.pp[cut] == 1, self.features[plain][cut, slot], result)
-        known, which = np.unique(np.stack((self.pp[cut], self.vpp[cut], m)).reshape(3, -1), axis=1, return_inverse=True)
-        which = which.reshape(cut.shape)
-        for number, (pp, vpp, microbatches) in enumerate(known.T.tolist()):
-            if pp > 1:
-                here = which == number
-                result[here] = self._worst(name, pp, vpp, microbatches)[cut[here], slot[here]]
-        return result
+        """One of IN_FLIGHT or WAITING under a schedule that splits the backward pass."""
+        cut, m = np.broadcast_arrays(split, grad_acc)
+        numbers, at = np.unique(m, return_inverse=True)
+        at = at.reshape(cut.shape)
+        asked = np.zeros((len(self._of_shape), len(numbers)), dtype=bool)
+        asked[self._shape[cut], at] = True
+        table = np.zeros((len(self.cuts), len(numbers), self.slots))
+        for shape, number in np.argwhere(asked).tolist():
+            table[self._of_shape[shape], number] = self._worst(name, shape, int(numbers[number]))
+        return table[cut, at, stage]
 
-    def _worst(self, name: str, pp: int, vpp: int, microbatches: int) -> Array:
-        """(split, slot) the most of each cut of a shape."""
+    def _worst(self, name: str, shape: int, microbatches: int) -> Array:
+        """(cut, slot) the most of each cut of a shape; without a pipeline nothing waits."""
         from parsolve.objectives import schedule
 
-        shape = schedule.saturated_shape(schedule.shape_of(pp, vpp, microbatches, self.schedule))
-        known = (name, pp, vpp, shape.microbatches)
+        cuts = self._of_shape[shape]
+        pp, vpp = int(self.pp[cuts[0]]), int(self.vpp[cuts[0]])
+        if pp == 1:
+            plain = "first" if name == "embedding_in_flight" else name.removesuffix("_in_flight")
+            return self.features[plain][cuts] if name in IN_FLIGHT else np.zeros((len(cuts), self.slots))
+        order = schedule.saturated_shape(schedule.shape_of(pp, vpp, microbatches, self.schedule))
+        known = (name, shape, order.microbatches)
         if known not in self._held:
             moments = schedule.held if name in IN_FLIGHT else schedule.waiting
-            cuts = np.flatnonzero((self.pp == pp) & (self.vpp == vpp) & ~self._free)
-            result = np.zeros(self.rank.shape)
-            for slot in range(min(pp, self.slots)):
-                result[cuts, slot] = (self._per_chunk(name, cuts, slot, vpp) @ moments(shape, slot).T).max(axis=1)
-            if name == "head_waiting":  # the one whose input gradients are being made has its logits
-                result = np.maximum(result - 1.0, 0.0)
-            result[cuts, pp:] = result[cuts, pp - 1 : pp]
-            self._held[known] = result
+            worst = [
+                (self._per_chunk(name, cuts, rank, vpp) @ moments(order, rank).T).max(axis=1) for rank in range(pp)
+            ]
+            result = np.stack([worst[min(slot, pp - 1)] for slot in range(self.slots)], axis=1).astype(float)
+            # the microbatch whose input gradients are being made has its logits instead
+            self._held[known] = np.maximum(result - 1.0, 0.0) if name == "head_waiting" else result
         return self._held[known]
 
     def _per_chunk(self, name: str, cuts: Array, slot: int, vpp: int) -> Array:

@@ -56,14 +56,20 @@ SCHEDULES = ("gpipe", *SPLIT_BACKWARD)
 
 
 def scheduled_problem(schedule: str, seed: int) -> Problem:
-    """At least two stages where a problem has room for them: short microbatches, as GPipe keeps them all."""
+    """At least two stages where a problem has room for them: short microbatches, as GPipe keeps them all.
+
+    Twice the layers where a rank may need two stages.
+    """
     given = random_problem(20_000 + seed)
+    if schedule != "gpipe":
+        model = given.model.model_copy(update={"num_layers": 2 * given.model.num_layers})
+        given = given.with_(model=model)
     framework = "torchtitan" if seed % 2 else "generic"
     given = replace_workload(given, framework=framework, framework_version=None, schedule=schedule, seq_len=512)
     return restrict(given, minimum={"pp": 2})
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_other_schedules_equal_the_oracle(schedule: str, seed: int) -> None:
     given = scheduled_problem(schedule, seed)
@@ -77,8 +83,8 @@ def test_other_schedules_equal_the_oracle(schedule: str, seed: int) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_problems_of_other_schedules_have_pipelines(schedule: str) -> None:
-    plans = [rank(scheduled_problem(schedule, seed), Query(top=1)).plans for seed in range(60)]
-    assert sum(bool(found) for found in plans) >= 10
+    plans = [rank(scheduled_problem(schedule, seed), Query(top=1)).plans for seed in range(40)]
+    assert sum(bool(found) for found in plans) >= 8
 
 
 @pytest.mark.slow
