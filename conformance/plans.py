@@ -25,7 +25,8 @@ from parsolve.optimizer.domains import divisors, split_list, takes_any_cut
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
-from parsolve.splits import FOLDED, SPLIT_BACKWARD, Layers, Splits, bounds, free_shape, rank_cuts
+from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
+from parsolve.splits import Layers, Splits, bounds, free_shape, rank_cuts
 
 CLUSTERS = (
     *("h100-sxm:1x8", "h100-sxm:2x8", "h100-sxm:4x8", "h100-sxm:16x8", "a100-sxm-80gb:4x8", "a100-sxm-80gb:6x8"),

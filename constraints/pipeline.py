@@ -9,8 +9,7 @@ import numpy as np
 from parsolve.functions import rule
 from parsolve.problem import Instance
 from parsolve.specs import Recompute
-from parsolve.specs.workload import MEGATRON_LIKE
-from parsolve.splits import FOLDED
+from parsolve.specs.workload import FOLDED, MEGATRON_LIKE
 
 LAYOUT_SINCE = (0, 13)
 

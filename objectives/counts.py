@@ -11,7 +11,7 @@ import numpy as np
 
 from parsolve.functions import count
 from parsolve.problem import Instance
-from parsolve.splits import FOLDED
+from parsolve.specs.workload import FOLDED
 
 
 def _of(p: Instance, name: str, split: Any, stage: Any) -> Any:

@@ -22,7 +22,8 @@ from parsolve.errors import InternalError
 from parsolve.functions import Array
 from parsolve.objectives import split_backward
 from parsolve.objectives.split_backward import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
-from parsolve.splits import FOLDED, SPLIT_BACKWARD, ranks_in_model_order
+from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
+from parsolve.splits import ranks_in_model_order
 
 
 class Shape(NamedTuple):

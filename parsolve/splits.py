@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parsolve.functions import Array
+from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
 
 Layers = tuple[tuple[int, ...], ...]
 
@@ -49,12 +50,6 @@ class Split(NamedTuple):
     def even(self) -> bool:
         """All chunks hold the same number of layers."""
         return self.kind == "even"
-
-
-SPLIT_BACKWARD = ("zero-bubble", "zbv", "dualpipev")
-"""Schedules whose backward pass is two: for the gradients of inputs, and for those of weights."""
-FOLDED = ("zbv", "dualpipev")
-"""Schedules that place a rank's stages in a V: odd chunks go from the last rank back to the first."""
 
 
 def ranks_in_model_order(pp: int, vpp: int, schedule: str = "1f1b") -> Array:

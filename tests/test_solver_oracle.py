@@ -20,7 +20,7 @@ from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, r
 from parsolve.optimizer.solve import PARETO_STEP
 from parsolve.problem import Instance, replace_workload
 from parsolve.restrictions import restrict
-from parsolve.splits import SPLIT_BACKWARD
+from parsolve.specs.workload import SPLIT_BACKWARD
 
 DEPTHS = (1, 3, 10, 50)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from parsolve.specs.base import Bytes, Count, Spec
-from parsolve.splits import SPLIT_BACKWARD
 
 Framework = Literal["megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic"]
 MEGATRON_LIKE = ("megatron", "nemo")
@@ -16,6 +15,10 @@ MEGATRON_LIKE = ("megatron", "nemo")
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
 Schedule = Literal["1f1b", "gpipe", "zero-bubble", "zbv", "dualpipev"]
+SPLIT_BACKWARD = ("zero-bubble", "zbv", "dualpipev")
+"""Schedules whose backward pass is two: for the gradients of inputs, and for those of weights."""
+FOLDED = ("zbv", "dualpipev")
+"""Schedules that place a rank's stages in a V: odd chunks go from the last rank back to the first."""
 Quantized = Literal["weights", "gradients", "both"]
 AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
