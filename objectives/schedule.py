@@ -158,17 +158,11 @@ def _split_orders(shape: Shape) -> tuple[Order, ...]:
     return tuple(result)
 
 
-@lru_cache(maxsize=1024)
-def waiting(shape: Shape, rank: int) -> Array:
-    """Microbatches between their input and their weight gradients at the moments that matter: array (moment, chunk).
-
-    None of the first stage, whose input needs no gradient.
-    """
-    pp, vpp, m, kind = shape
-    one = split_backward.sequence(kind, pp, vpp, m, rank)
-    first = (one.chunk == 0) & (rank == 0)
-    begun, ended = ((one.kind == what) & ~first for what in (INPUT_GRADIENT, WEIGHT_GRADIENT))
-    return split_backward.most(begun, ended, one.chunk, vpp)
+def held_and_waiting(shape: Shape, rank: int) -> tuple[tuple[Array, Array], ...]:
+    """What a rank holds in each phase; see ``split_backward.moments``. Of a whole backward pass nothing waits."""
+    if not shape.splits_backward:
+        return ((held(shape, rank), np.zeros((1, shape.vpp))),)
+    return split_backward.moments(shape.kind, shape.pp, shape.vpp, shape.microbatches, rank)
 
 
 @lru_cache(maxsize=1024)
@@ -181,8 +175,7 @@ def held(shape: Shape, rank: int) -> Array:
     """
     pp, vpp, m, kind = shape
     if kind in SPLIT_BACKWARD:
-        one = split_backward.sequence(kind, pp, vpp, m, rank)
-        return split_backward.most(one.kind == FORWARD, one.kind == WEIGHT_GRADIENT, one.chunk, vpp)
+        return np.concatenate([held_then for held_then, _ in held_and_waiting(shape, rank)])
     chunk, _ = _chunk_order(shape)
     first, total = warmup(shape, rank), m * vpp
     done = np.cumsum(chunk[:, None] == np.arange(vpp), axis=0)

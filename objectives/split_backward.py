@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parsolve.functions import Array
+from parsolve.specs.workload import FOLDED
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
@@ -203,19 +204,34 @@ def _dualpipev(pp: int, microbatches: int, rank: int) -> _Passes:
     return made
 
 
-def most(done: Array, undone: Array, chunk: Array, vpp: int) -> Array:
-    """What is held at the moments that matter, (moment, chunk): passes in ``done`` add one, in ``undone`` take it away.
+@lru_cache(maxsize=1024)
+def moments(kind: str, pp: int, vpp: int, microbatches: int, rank: int) -> tuple[tuple[Array, Array], ...]:
+    """Microbatches that a rank holds, of each phase two arrays (moment, chunk) with the moments that matter.
 
-    Moments at which another one holds at least as much of every chunk are left out.
+    The first: those whose weight gradients are not made. The second: of these, those whose input gradients are; none of
+    the first stage, whose input needs no gradient. In a V the moments fall into two phases, while no more than one
+    microbatch of a chunk waits like that and while more do: what is held is most in the one, what waits in the other.
+    Else there is one phase: both are most at the same time.
     """
-    if not done.any():
-        return np.zeros((1, vpp), np.int64)
-    change = (done.astype(np.int64) - undone)[:, None] * (chunk[:, None] == np.arange(vpp))
-    moments = np.unique(np.cumsum(change, axis=0)[done], axis=0)
-    if len(moments) > MOST_MOMENTS:
-        return moments
-    covered = np.all(moments[:, None] <= moments[None], axis=2) & ~np.eye(len(moments), dtype=bool)
-    return np.asarray(moments[~covered.any(axis=1)])
+    one = sequence(kind, pp, vpp, microbatches, rank)
+    of_chunk = one.chunk[:, None] == np.arange(vpp)
+    begins, turns, ends = (one.kind == what for what in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT))
+    first = (one.chunk == 0) & (rank == 0)
+    held = np.cumsum((begins.astype(np.int64) - ends)[:, None] * of_chunk, axis=0)
+    waiting = np.cumsum(((turns.astype(np.int64) - ends) * ~first)[:, None] * of_chunk, axis=0)
+    phase = (waiting.sum(axis=1) > 1) if kind in FOLDED else np.zeros(len(held), bool)
+    return tuple((_most(held[phase == i]), _most(waiting[phase == i])) for i in range(1 + (kind in FOLDED)))
+
+
+def _most(amounts: Array) -> Array:
+    """The rows (moment, chunk) that no other row exceeds in every chunk; a row of zeros where there are none."""
+    if not len(amounts):
+        return np.zeros((1, amounts.shape[1]), np.int64)
+    rows = np.unique(amounts, axis=0)
+    if len(rows) > MOST_MOMENTS:
+        return rows
+    covered = np.all(rows[:, None] <= rows[None], axis=2) & ~np.eye(len(rows), dtype=bool)
+    return np.asarray(rows[~covered.any(axis=1)])
 
 
 MOST_MOMENTS = 2000

@@ -237,7 +237,11 @@ def _memories(point: _Point) -> list[StageMemory]:
     quantity = memory_tree(point.p)
     amounts = point.amounts(quantity)
     ranks = point.p.splits.rank[point.values["split"]].tolist()
-    rows = {rank: StageMemory(rank, _lines(quantity, amounts[:, slot])) for slot, rank in enumerate(ranks)}
+    rows: dict[int, StageMemory] = {}
+    for slot, rank in enumerate(ranks):
+        here = StageMemory(rank, _lines(quantity, amounts[:, slot]))
+        if rank not in rows or here.total > rows[rank].total:
+            rows[rank] = here
     return [rows[rank] for rank in sorted(rows)]
 
 

@@ -281,7 +281,8 @@ class Splits:
     ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a
     slot stands for; only the mean slot of a relaxed cut has one. ``every_rank``: slot ``i`` is rank ``i``, so that a
     report can tell each; cuts of fewer ranks repeat their last. So it is under a ``schedule`` that splits the backward
-    pass, where no rank need hold as much as a neighbour with the same layers.
+    pass, where no rank need hold as much as a neighbour with the same layers; in a V each rank has a slot for either
+    phase (``objectives.split_backward.moments``).
     """
 
     def __init__(
@@ -293,6 +294,7 @@ class Splits:
     ) -> None:
         self.layer_is_moe, self.cuts, self.schedule = tuple(layer_is_moe), tuple(cuts), schedule
         every_rank = every_rank or schedule in SPLIT_BACKWARD
+        self._phases = 2 if schedule in FOLDED else 1
         self.index = {cut.layers: i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
         stages = [_stages(cut, self.layer_is_moe, schedule) for cut in self.cuts]
         self.contents = [(dense, moe) for dense, moe, _ in stages]
@@ -303,7 +305,7 @@ class Splits:
             else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks, schedule)
             for cut, (dense, moe, ranks) in zip(self.cuts, stages, strict=True)
         ]
-        self.slots = max((len(r) for r in rows), default=1)
+        self.slots = max((len(r) for r in rows), default=1) * self._phases
         shape = (len(self.cuts), self.slots)
         self.pp = np.array([cut.pp for cut in self.cuts], dtype=np.int64)
         self.vpp = np.array([cut.vpp for cut in self.cuts], dtype=np.int64)
@@ -314,9 +316,10 @@ class Splits:
         self.features = {name: np.zeros(shape) for name in FEATURES}
         for i, slots in enumerate(rows):
             for j in range(self.slots):
-                row = slots[min(j, len(slots) - 1)]
+                row = slots[min(j // self._phases, len(slots) - 1)]
                 self.rank[i, j] = row["rank"]
-                self.weight[i, j] = row["weight"] if j < len(slots) else 0.0
+                once = j < len(slots) * self._phases and j % self._phases == 0
+                self.weight[i, j] = row["weight"] if once else 0.0
                 for name in FEATURES:
                     self.features[name][i, j] = row.get(name, 0.0)
         self._chunks = {kind: self._chunk_layers(i) for i, kind in enumerate(("dense", "moe"))}
@@ -412,11 +415,12 @@ class Splits:
         order = schedule.saturated_shape(schedule.shape_of(pp, vpp, microbatches, self.schedule))
         known = (name, shape, order.microbatches)
         if known not in self._held:
-            moments = schedule.held if name in IN_FLIGHT else schedule.waiting
             worst = [
-                (self._per_chunk(name, cuts, rank, vpp) @ moments(order, rank).T).max(axis=1) for rank in range(pp)
+                (self._per_chunk(name, cuts, rank * self._phases, vpp) @ phase[name in WAITING].T).max(axis=1)
+                for rank in range(pp)
+                for phase in (schedule.held_and_waiting(order, rank) * self._phases)[: self._phases]
             ]
-            result = np.stack([worst[min(slot, pp - 1)] for slot in range(self.slots)], axis=1).astype(float)
+            result = np.stack([worst[min(slot, len(worst) - 1)] for slot in range(self.slots)], axis=1).astype(float)
             # the microbatch whose input gradients are being made has its logits instead
             self._held[known] = np.maximum(result - 1.0, 0.0) if name == "head_waiting" else result
         return self._held[known]

@@ -137,13 +137,15 @@ def order_of(rank: int, ranks: int, chunks: int, microbatches: int, kind: str) -
 class Simulated(NamedTuple):
     """Length of the schedule; for each rank the most passes, and layers times microbatches, held at once.
 
-    ``waiting``: the most layers times microbatches between B and W, those of the first stage left out.
+    ``waiting``: the most layers times microbatches between B and W, those of the first stage left out; ``both``: the
+    most of ``layers`` and a share of ``waiting`` together.
     """
 
     makespan: float
     passes: list[int]
     layers: list[int]
     waiting: list[int]
+    both: list[float]
 
 
 def simulate(
@@ -155,6 +157,7 @@ def simulate(
     kind: str = "1f1b",
     layers: Sequence[Sequence[int]] | None = None,
     weight: Sequence[Sequence[float]] | None = None,
+    share: float = 0.0,
 ) -> Simulated:
     """Times and ``layers`` are ``[rank][chunk]``; what is sent is on another rank ``delay`` after its step's end."""
     ranks, chunks = len(forward), len(forward[0])
@@ -174,7 +177,7 @@ def simulate(
     at = [0] * ranks
     held, peak = [0] * ranks, [0] * ranks
     layers_held, layers_peak = [0] * ranks, [0] * ranks
-    waits, waits_peak = [0] * ranks, [0] * ranks
+    waits, waits_peak, both = [0] * ranks, [0] * ranks, [0.0] * ranks
 
     def needs(side: str, stage: int, m: int) -> tuple[str, int, int] | None:
         if side == "F":
@@ -213,7 +216,8 @@ def simulate(
                 peak[rank] = max(peak[rank], held[rank])
                 layers_peak[rank] = max(layers_peak[rank], layers_held[rank])
                 waits_peak[rank] = max(waits_peak[rank], waits[rank])
+                both[rank] = max(both[rank], layers_held[rank] + share * waits[rank])
                 at[rank] += 1
                 moved = True
     assert all(at[r] == len(todo[r]) for r in range(ranks)), "the schedule has a deadlock"
-    return Simulated(max(clock), peak, layers_peak, waits_peak)
+    return Simulated(max(clock), peak, layers_peak, waits_peak, both)

@@ -20,9 +20,18 @@ from parsolve.errors import InternalError, NotExpressibleError
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts, split_backward
-from parsolve.objectives.schedule import Shape, critical_path, held, makespan, plain_paths, saturated_shape, shape_of
+from parsolve.objectives.schedule import (
+    Shape,
+    critical_path,
+    held,
+    held_and_waiting,
+    makespan,
+    plain_paths,
+    saturated_shape,
+    shape_of,
+)
 from parsolve.objectives.step_time import items, pipeline_length, schedule_of
-from parsolve.problem import replace_workload
+from parsolve.problem import Instance, replace_workload
 from parsolve.render.trace import chrome_trace
 from parsolve.specs import MoE, Recompute
 from parsolve.specs.workload import SPLIT_BACKWARD
@@ -73,26 +82,34 @@ def problem(kind: str, layers: int, is_moe: tuple[bool, ...] = (), framework: st
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_held_equal_the_simulation(kind: str, block: int) -> None:
-    """100 pipelines a schedule, dense, MoE or both: until their W, and between B and W, each at its worst moment."""
+    """100 pipelines a schedule, dense, MoE or both: until their W, between B and W, and the two together.
+
+    Together exactly where all chunks are equal, else never less.
+    """
     for seed in range(10 * block, 10 * block + 10):
         rng = random.Random(f"{kind} {seed} layers")
         shape = random_shape(rng, kind)
         pp, vpp, m, _ = shape
-        sizes = [rng.randint(0, 5) for _ in range(pp * vpp)]
+        equal, share = rng.random() < 0.3, rng.choice([0.3, 0.7, 1.4])
+        sizes = [2] * (pp * vpp) if equal else [rng.randint(0, 5) for _ in range(pp * vpp)]
         cut = from_model_order(sizes if any(sizes) else [1, *sizes[1:]], pp, kind)
         layers = sum(map(sum, cut))
-        first = rng.choice([0, layers, rng.randint(0, layers)])
+        first = rng.choice([0, layers] if equal else [0, layers, rng.randint(0, layers)])
         given = problem(kind, layers, tuple(i >= first for i in range(layers)))
         p = instance_for(given, cut, 64)
         ones = [[1.0] * vpp for _ in range(pp)]
         here = {"split": np.array([0]), "grad_acc": np.array([m])}
         for name, contents in zip(("dense", "moe"), p.splits.contents[0], strict=True):
-            expected = simulate(ones, ones, m, kind=kind, layers=contents.tolist(), weight=ones)
+            expected = simulate(ones, ones, m, kind=kind, layers=contents.tolist(), weight=ones, share=share)
             in_flight, waiting = (getattr(counts, f"{name}_layers_{what}") for what in ("in_flight", "waiting"))
             for rank in range(pp):
-                at = {**here, "stage": np.array([rank])}
-                assert int(in_flight(p, at)[0]) == expected.layers[rank], (seed, shape, cut)
-                assert int(waiting(p, at)[0]) == expected.waiting[rank], (seed, shape, cut)
+                slots = {**here, "stage": np.flatnonzero(p.splits.rank[0] == rank)}
+                assert len(slots["stage"]) == (1 if kind == "zero-bubble" else 2)
+                assert in_flight(p, slots).max() == expected.layers[rank], (seed, shape, cut)
+                assert waiting(p, slots).max() == expected.waiting[rank], (seed, shape, cut)
+                both = (in_flight(p, slots) + share * waiting(p, slots)).max()
+                assert both >= expected.both[rank] - 1e-9, (seed, shape, cut)
+                assert not equal or both == pytest.approx(expected.both[rank]), (seed, shape, cut)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,17 +121,19 @@ def test_embedding_and_head_in_flight(kind: str) -> None:
         pp, vpp, m, _ = shape
         p = instance_for(problem(kind, pp * vpp), balanced(pp * vpp, pp, vpp, kind), 64)
         last = int(shape.ranks[-1])
-        assert p.splits.features["first"][0].tolist() == [float(rank == 0) for rank in range(pp)]
-        assert p.splits.features["last"][0].tolist() == [float(rank == last) for rank in range(pp)]
+        ranks = p.splits.rank[0]
+        assert p.splits.features["first"][0].tolist() == (ranks == 0).tolist()
+        assert p.splits.features["last"][0].tolist() == (ranks == last).tolist()
+        assert p.splits.weight.sum() == pytest.approx(1)
         steps = [one for step in order_of(0, pp, vpp, m, kind) for one in step]
-        assert most(steps, 0, "F", "W") == int(counts.embeddings_in_flight(p, at(0, m)))
+        assert most(steps, 0, "F", "W") == counts.embeddings_in_flight(p, at(p, 0, m)).max()
         steps = [one for step in order_of(last, pp, vpp, m, kind) for one in step]
         assert most(steps, vpp - 1, "F", "B") == 1
-        assert most(steps, vpp - 1, "B", "W") - 1 == int(counts.heads_waiting(p, at(last, m)))
+        assert most(steps, vpp - 1, "B", "W") - 1 == counts.heads_waiting(p, at(p, last, m)).max()
 
 
-def at(rank: int, m: int) -> dict[str, int]:
-    return {"split": 0, "stage": rank, "grad_acc": m}
+def at(p: Instance, rank: int, m: int) -> dict[str, Any]:
+    return {"split": 0, "stage": np.flatnonzero(p.splits.rank[0] == rank), "grad_acc": m}
 
 
 def most(steps: list[tuple[str, int, int]], chunk: int, begin: str, end: str) -> int:
@@ -133,7 +152,8 @@ def test_few_microbatches_hold_as_much_as_many(kind: str) -> None:
         shape = shape_of(shape.pp, shape.vpp, shape.microbatches * rng.randint(1, 8), kind)
         few = saturated_shape(shape)
         for rank in range(shape.pp):
-            assert sorted(held(shape, rank).tolist()) == sorted(held(few, rank).tolist()), shape
+            pairs = zip(held_and_waiting(shape, rank), held_and_waiting(few, rank), strict=True)
+            assert all(a.tolist() == b.tolist() for many, less in pairs for a, b in zip(many, less, strict=True)), shape
 
 
 def test_known_in_flight() -> None:
