@@ -49,12 +49,15 @@ def layers_divide(p: Instance, *, split: Any) -> Any:
     """A cut that the launcher can spell: even, or one of its uneven forms.
 
     Megatron-LM: first/last layer counts, embedding or loss counted as a layer, from 0.13 on any layout string.
-    DeepSpeed: even. Others: any. Source: transformer_config.py, pipeline_parallel_layer_layout.py.
+    DeepSpeed: the one that its partition makes, stages that differ by a layer at most and the fuller ones first; only
+    without its pipeline does Megatron-DeepSpeed ask for a divisor. Others: any. Source: transformer_config.py,
+    pipeline_parallel_layer_layout.py; DeepSpeed runtime/utils.py, partition_balanced; Megatron-DeepSpeed
+    megatron/model/gpt_model.py, partition_method, and transformer.py, _get_num_layers.
     """
     if p.framework in MEGATRON_LIKE:
         return (p.splits.kinds[split] != "layout") | (p.megatron_core >= LAYOUT_SINCE)
     if p.framework == "deepspeed":
-        return p.splits.kinds[split] == "even"
+        return p.splits.balanced[split]
     return p.splits.pp[split] > 0
 
 

@@ -123,8 +123,6 @@ def _split_list(
         return Splits(layer_is_moe, [*alone, *(free(*s) for s in shapes if s[0] > 1 and free_shape(layers, *s))])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
     cuts: list[Split] = enumerate_splits(layers, shapes, uneven, schedule)
-    if framework == "deepspeed":
-        cuts = [cut for cut in cuts if cut.even]
     return Splits(layer_is_moe, cuts, schedule=schedule)
 
 

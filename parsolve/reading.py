@@ -101,7 +101,7 @@ def _as_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def _layers(given: Any, problem: Problem, pp: int, vpp: int, vpp_given: bool, where: str) -> tuple[Layers, int, bool]:
     num_layers, schedule = problem.model.num_layers, problem.workload.schedule
     if given is None:
-        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework in ("generic", "torchtitan")
+        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework in ("generic", "torchtitan", "deepspeed")
         return balanced(num_layers, pp, vpp, schedule), vpp, divides
     key = f"{where}: layers_per_stage"
     if isinstance(given, str):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +85,12 @@ def _turns(chunk: int, schedule: str) -> bool:
 
 
 def balanced(num_layers: int, pp: int, vpp: int, schedule: str = "1f1b") -> Layers:
-    """Chunks that differ by at most one layer, the fuller ones first."""
+    """Chunks that differ by at most one layer, the fuller ones first.
+
+    With one chunk a rank this is the cut that DeepSpeed makes of Megatron-DeepSpeed's models, by
+    ``partition_balanced`` over layers of weight 1 between ends of weight 0. Source: DeepSpeed runtime/utils.py,
+    runtime/pipe/module.py (partition_method ``type:transformer``).
+    """
     small, fuller = divmod(num_layers, pp * vpp)
     return from_model_order([small + (i < fuller) for i in range(pp * vpp)], pp, schedule)
 
@@ -330,6 +335,12 @@ class Splits:
         self._split = schedule in SPLIT_BACKWARD
         shapes, self._shape = np.unique(np.stack((self.pp, self.vpp)), axis=1, return_inverse=True)
         self._of_shape = [np.flatnonzero(self._shape == i) for i in range(shapes.shape[1])]
+
+    @cached_property
+    def balanced(self) -> Array:
+        """(split,) whether a cut is the ``balanced`` one of its shape."""
+        layers, schedule = len(self.layer_is_moe), self.schedule
+        return np.array([cut.layers == balanced(layers, cut.pp, cut.vpp, schedule) for cut in self.cuts], dtype=bool)
 
     def _chunk_layers(self, kind: int) -> Array:
         """(split, slot, chunk) layers of one kind."""
