@@ -90,6 +90,7 @@ def _cut(job: Any, config: dict[str, Any]) -> None:
 def _schedule(job: Any, dims: Any, built: torch.nn.Module, plan: dict[str, Any]) -> None:
     """Build the first rank's stages and the schedule as torchtitan does; compare the passes of all ranks."""
     parallel, count = job.parallelism, len(job.parallelism.module_fqns_per_model_part)
+    pipeline_parallel._get_pipeline_metadata(dims, parallel, job.model_spec.model)
     mesh = dims.get_mesh("pp")
     stages, _ = pipeline_parallel._pipeline_module_split(
         built, mesh, parallel.pipeline_parallel_schedule, torch.device("meta"), parallel.module_fqns_per_model_part

@@ -215,7 +215,7 @@ def moe_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) 
 
 @count
 def embeddings_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
-    """Embedding outputs held on the first rank: min(m, p), under GPipe m."""
+    """Embedding outputs held on the first rank: min(m, p), under GPipe m, else by the order of passes."""
     return _in_flight(p, "embedding_in_flight", "first", split, stage, grad_acc)
 
 

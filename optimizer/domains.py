@@ -93,9 +93,14 @@ def _grid_filling_dp(problem: Problem, gbs: int, domains: Mapping[str, tuple[int
 
 
 def takes_any_cut(problem: Problem) -> bool:
-    """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings."""
+    """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings.
+
+    It has no schedule that splits the backward pass, whose cuts cannot be relaxed, whatever rules are left out.
+    """
     blank = problem.instance(1, Splits((), ()))
     if problem.workload.framework not in MEGATRON_LIKE or blank.megatron_core < LAYOUT_SINCE:
+        return False
+    if problem.workload.splits_backward:
         return False
     return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 

@@ -333,6 +333,15 @@ def test_the_command_line_takes_it(kind: str) -> None:
     assert {"zero-bubble": "zero bubble", "zbv": "ZBV", "dualpipev": "DualPipeV"}[kind] in answer.stdout
 
 
+@pytest.mark.parametrize("framework", ["megatron", "deepspeed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_infeasible_where_the_launcher_has_no_such_schedule(kind: str, framework: str) -> None:
+    given = Problem("h100-sxm:1x8", "llama3.1-8b", seq_len=1024, gbs=64, framework=framework, schedule=kind)
+    found = solve(given, pin={"pp": 4})
+    assert found.status == "infeasible" and found.infeasible is not None
+    assert "split_backward_launcher" in {member.rule for member in found.infeasible.conflict}
+
+
 def test_a_split_backward_pass_is_faster_where_the_pipeline_is_short_of_microbatches() -> None:
     given = Problem("h100-sxm:2x8", "llama2-13b", seq_len=2048, gbs=32, framework="torchtitan")
     times = {}
