@@ -16,6 +16,7 @@ from simulate import order_of, simulate
 from parsolve import Problem, load_cluster
 from parsolve.api import check_result, solve
 from parsolve.cli import main
+from parsolve.constraints.memory import dense_layer_activations, dense_layer_waiting
 from parsolve.errors import InternalError, NotExpressibleError
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
@@ -314,6 +315,20 @@ def test_what_waits_is_held(kind: str) -> None:
     assert full.stages[0].parts["activations"] < none.stages[0].parts["activations"]
     if kind == "zero-bubble":
         assert none.stages[3].parts["logits"] > plain.stages[3].parts["logits"]
+
+
+def test_gradients_that_wait_are_as_measured() -> None:
+    """PyTorch 2.13, stage_backward_input over such layers: 15 hidden sizes a token in the parameter groups."""
+    model = plain_model(8, None).model_copy(update={"gated_mlp": True})
+    model = model.model_copy(update={"ffn_size": 4 * model.hidden_size, "num_kv_heads": model.num_heads})
+    given = Problem("h100-sxm:1x8", model, seq_len=1024, gbs=64, framework="torchtitan", schedule="zbv")
+    p = instance_for(given, balanced(8, 2, 2, "zbv"), 64)
+    assert model.num_heads * model.head_dim == model.hidden_size
+    waits = dense_layer_waiting(p, {"tp": 1, "cp": 1, "mbs": 1, "recompute": 0})
+    assert float(waits) == pytest.approx(2 * 1024 * 15 * model.hidden_size)
+    again = dense_layer_waiting(p, {"tp": 1, "cp": 1, "mbs": 1, "recompute": 2})
+    kept = [dense_layer_activations(p, {"tp": 1, "cp": 1, "mbs": 1, "recompute": r}) for r in (0, 2)]
+    assert float(again - waits) == pytest.approx(float(kept[0] - kept[1]))
 
 
 def test_tied_embeddings_of_a_v_are_one_copy() -> None:
