@@ -1,10 +1,12 @@
 """DeepSpeed's own launcher parser and DeepSpeedConfig over printed commands and JSON files; keys never read are faults.
 
-Real: the launcher's parser, DeepSpeedConfig with all its sections. The data-parallel size is handed in as by an engine.
+Real: the launcher's parser, DeepSpeedConfig with all its sections, PipelineModule's partition. The data-parallel size
+is handed in as by an engine.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import types
@@ -13,8 +15,10 @@ from typing import Any
 import forks
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import torch
 from deepspeed.launcher import runner
 from deepspeed.runtime import config as ds
+from deepspeed.runtime.pipe import module
 
 READ: set[str] = set()
 
@@ -62,6 +66,31 @@ def check(plan: dict[str, Any]) -> None:
         seen = getattr(read.zero_config, f"zero_quantized_{what}")
         forks.expect(f"quantised {what}", seen, quantized in (what, "both"))
     forks.expect("zero", int(read.zero_optimization_stage), config["zero"])
+    if config["pp"] > 1:
+        cut = [sum(rank) for rank in config["layers_per_stage"]]
+        forks.expect("layers per stage", _partition(sum(cut), config["pp"]), cut)
+
+
+def _partition(layers: int, stages: int) -> list[int]:
+    """Layers of each stage by DeepSpeed's own partition of the layers that Megatron-DeepSpeed's GPTModelPipe lists."""
+    names = ["EmbeddingPipe", *["ParallelTransformerLayerPipe"] * layers, "RMSNorm", "LMHeadPipe"]
+    specs = [_to_float16, *(module.LayerSpec(type(name, (torch.nn.Module,), {})) for name in names), _to_float16]
+    pipe = types.SimpleNamespace(
+        num_stages=stages,
+        global_rank=1,
+        _topo=types.SimpleNamespace(get_coord=lambda rank: types.SimpleNamespace(pipe=0)),
+        _layer_specs=specs,
+        _set_bounds=lambda **bounds: None,
+    )
+    pipe._find_layer_type = lambda kind: module.PipelineModule._find_layer_type(pipe, kind)
+    module.PipelineModule._partition_layers(pipe, "type:transformer")
+    first = 2  # the cast and the embedding come before the layers
+    ends = [min(max(int(part) - first, 0), layers) for part in pipe.parts]
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def _to_float16(inputs: Any) -> Any:
+    return inputs
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """torchtitan's own configuration, mesh, model and pipeline cut over printed lines.
 
 ``TORCHTITAN=folder python check_torchtitan.py < plans``. Real: the parser, every configuration's checks, ParallelDims
-and its mesh on torch's fake process group, the model's own checks and its parameters on the meta device.
+and its mesh on torch's fake process group, the model's own checks and its parameters on the meta device, the cut, the
+pipeline schedule that torchtitan builds of it and the passes of every rank in it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import stubs
 sys.path.insert(0, os.environ["TORCHTITAN"])
 logging.disable(logging.CRITICAL)
 import torch  # noqa: E402
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti  # noqa: E402
 from torchtitan.components.quantization import float8  # noqa: E402
 from torchtitan.config import ConfigManager  # noqa: E402
-from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed import ParallelDims, pipeline_parallel  # noqa: E402
 
 float8.has_cuda_capability = lambda *a, **k: True  # no GPU here
 
@@ -52,6 +54,8 @@ def check(plan: dict[str, Any]) -> None:
         built = model.build()
     forks.expect("parameters", sum(p.numel() for p in built.parameters()), plan["params"])
     _cut(job, config)
+    if config["pp"] > 1:
+        _schedule(job, dims, built, plan)
     kind = type(job.activation_checkpoint).__qualname__ if job.activation_checkpoint else "none"
     forks.expect("recomputation", kind, {"none": "none", "full": "FullAC.Config"}[config["recompute"]])
 
@@ -75,12 +79,68 @@ def _cut(job: Any, config: dict[str, Any]) -> None:
         forks.expect("the cut", stages, None)
         return
     counts = [sum(name.startswith("layers.") for name in stage) for stage in stages]
-    order = [rank[chunk] for chunk in range(config["vpp"]) for rank in config["layers_per_stage"]]
-    forks.expect("layers per stage", counts, order)
-    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+    name, pp = job.parallelism.pipeline_parallel_schedule, config["pp"]
+    order = []
+    for rank in range(pp):
+        places = pipeline_parallel._get_pp_rank_to_stage_indices_mapping(rank, pp, name, len(stages))
+        order.append([counts[stage] for stage in places])
+    forks.expect("layers per stage", order, config["layers_per_stage"])
 
-    many = issubclass(get_schedule_class(job.parallelism.pipeline_parallel_schedule), PipelineScheduleMulti)
-    forks.expect("a schedule of several chunks", many, config["vpp"] > 1)
+
+def _schedule(job: Any, dims: Any, built: torch.nn.Module, plan: dict[str, Any]) -> None:
+    """Build the first rank's stages and the schedule as torchtitan does; compare the passes of all ranks."""
+    parallel, count = job.parallelism, len(job.parallelism.module_fqns_per_model_part)
+    pipeline_parallel._get_pipeline_metadata(dims, parallel, job.model_spec.model)
+    mesh = dims.get_mesh("pp")
+    stages, _ = pipeline_parallel._pipeline_module_split(
+        built, mesh, parallel.pipeline_parallel_schedule, torch.device("meta"), parallel.module_fqns_per_model_part
+    )
+    schedule = pipeline_parallel._build_pipeline_schedule(
+        parallelism=parallel, local_batch_size=job.training.local_batch_size, stages=stages, loss_fn=lambda *a: None
+    )
+    forks.expect("stages", schedule._num_stages, count)
+    if isinstance(schedule, PipelineScheduleMulti):
+        order = schedule.pipeline_order_with_comms
+        seen = [" ".join(filter(None, map(_word, order[rank]))) for rank in range(dims.pp)]
+    else:
+        seen = [_run(schedule, rank) for rank in range(dims.pp)]
+    for rank, (mine, theirs) in enumerate(zip(plan["passes"], seen, strict=True)):
+        forks.expect(f"the order of rank {rank} in {parallel.pipeline_parallel_schedule}", theirs, mine)
+
+
+class _Recorder:
+    """A stage that writes down its passes; it neither sends nor receives."""
+
+    def __init__(self, index: int) -> None:
+        self.stage_index, self.passes = index, []  # type: ignore[var-annotated]
+
+    def forward_one_chunk(self, microbatch: int, *args: object, **kwargs: object) -> None:
+        self.passes.append(f"{self.stage_index}F{microbatch}")
+
+    def backward_one_chunk(self, microbatch: int, **kwargs: object) -> None:
+        self.passes.append(f"{self.stage_index}B{microbatch}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: []
+
+
+def _run(schedule: Any, rank: int) -> str:
+    """The passes of a schedule of single stages, by the code that runs it."""
+    schedule._stage = stage = _Recorder(rank)
+    nothing = [()] * schedule._n_microbatches
+    schedule._check_inputs = lambda *args: (nothing, nothing)
+    for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+        setattr(schedule, name, lambda *args: None)
+    schedule._step_microbatches()
+    return " ".join(stage.passes)
+
+
+def _word(action: Any) -> str:
+    """A pass as the plan writes it, nothing for what is no pass."""
+    if action.sub_actions:
+        return "+".join(map(_word, action.sub_actions))
+    kind = action.computation_type.value
+    return f"{action.stage_index}{kind}{action.microbatch_index}" if kind in ("F", "B", "I", "W") else ""
 
 
 if __name__ == "__main__":

@@ -19,11 +19,13 @@ from parsolve.evaluation import instance_for, violations
 from parsolve.launchers import launch
 from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
+from parsolve.objectives.schedule import orders, shape_of
+from parsolve.objectives.split_backward import FORWARD, sequence
 from parsolve.optimizer.domains import divisors, split_list, takes_any_cut
 from parsolve.presets import model_names
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
-from parsolve.specs.workload import MEGATRON_LIKE
+from parsolve.specs.workload import FOLDED, MEGATRON_LIKE, SPLIT_BACKWARD
 from parsolve.splits import Layers, Splits, bounds, free_shape, rank_cuts
 
 CLUSTERS = (
@@ -31,6 +33,8 @@ CLUSTERS = (
     *("b200:4x8", "gb200-nvl72:2x64", "h100-sxm:3x8", "v100-sxm-32gb:2x8", "h200-sxm:32x8"),
 )
 SEQUENCES = (2048, 4096, 8192, 32768)
+SCHEDULES = ("1f1b", "1f1b", "gpipe", *SPLIT_BACKWARD)
+"""Of a launcher that has more than one."""
 TRIES = 400
 """Random draws for each plan that is wanted, before giving up."""
 
@@ -55,6 +59,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
             optimizer=rng.choice(("adam", "adam", "adam", "sgd")),
             sequence_parallel=rng.choice((None, None, False)) if framework != "deepspeed" else rng.choice((None, True)),
             train_tokens=rng.choice((None, 10**12)),
+            schedule=rng.choice(SCHEDULES) if framework == "torchtitan" else "1f1b",
             shard_group=rng.choice((None, None, None, 2, 4, 8)),
             zero_quantized=rng.choice((None, "weights", "gradients", "both")) if framework == "deepspeed" else None,
             mtp_layers=rng.choice((None, None, 0, 1, 2)) if framework in MEGATRON_LIKE else None,
@@ -76,7 +81,8 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     mbs = rng.choice((1, 1, 2, 4))
     if gbs % (dp * mbs):
         return None
-    vpp = rng.choice((1, 1, 2, 3, 4)) if pp > 1 else 1
+    depths = dict.fromkeys(FOLDED, (2,)) | {"gpipe": (1,)}
+    vpp = rng.choice(depths.get(problem.workload.schedule, (1, 1, 2, 3, 4))) if pp > 1 else 1
     layers = draw_cut(rng, problem, pp, vpp)
     if layers is None:
         return None
@@ -88,7 +94,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
         etp=etp,
         vpp=vpp,
         zero=rng.choice((0, 1, 1, 2, 3)),
-        recompute=rng.choice(list(Recompute)),
+        recompute=rng.choice((Recompute.NONE,) if problem.workload.splits_backward and pp > 1 else list(Recompute)),
         mbs=mbs,
         grad_acc=gbs // (dp * mbs),
         dp=dp,
@@ -157,6 +163,8 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
             "params": problem.model.num_params,
             "mtp_layers": problem.mtp_layers,
             "per_stage": per_stage(problem, config),
+            "schedule": problem.workload.schedule,
+            "passes": passes(problem, config) if framework == "torchtitan" and config.pp > 1 else [],
         }
         if found == count:
             return
@@ -209,6 +217,44 @@ def per_stage(problem: Problem, config: Config) -> list[list[float]]:
 def order_of(config: Config) -> list[tuple[int, int]]:
     """(chunk, rank) of the stages in model order."""
     return [(chunk, rank) for chunk in range(config.vpp) for rank in range(config.pp)]
+
+
+def passes(problem: Problem, config: Config) -> list[str]:
+    """The passes of every rank as PyTorch writes them: ``0F3`` stage, kind and microbatch, ``0F3+5B1`` a pair.
+
+    B: the whole backward pass, I and W: the gradients of inputs and of weights.
+    """
+    kind = problem.workload.schedule
+    shape = shape_of(config.pp, config.vpp, config.grad_acc, kind)
+    if not shape.splits_backward:
+        stages, m = config.pp * config.vpp, shape.microbatches
+        return [
+            " ".join(f"{at // m % stages}{'FB'[at // m // stages]}{at % m}" for at in order.passes.tolist())
+            for order in orders(shape)
+        ]
+    result = []
+    for rank in range(config.pp):
+        one = sequence(kind, config.pp, config.vpp, shape.microbatches, rank)
+        mine = [stage for stage, home in enumerate(shape.ranks.tolist()) if home == rank]
+        words, start = [], 0
+        names = [
+            f"{mine[chunk]}{'FIW'[what]}{microbatch}"
+            for what, chunk, microbatch in zip(*(column.tolist() for column in one[:3]), strict=True)
+        ]
+        while start < len(names):
+            end = int(one.sent_after[start])
+            if one.kind[start] == FORWARD and end > start:
+                words.append(f"{names[start]}+{_whole(names[start + 1 : end + 1])}")
+            else:
+                words.append(_whole(names[start : end + 1]))
+            start = end + 1
+        result.append(" ".join(words))
+    return result
+
+
+def _whole(names: list[str]) -> str:
+    """A pass, or two that are one whole backward pass."""
+    return names[0] if len(names) == 1 else names[0].replace("I", "B")
 
 
 def main() -> None:

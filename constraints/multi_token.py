@@ -56,4 +56,16 @@ def mtp_positions(p: Instance) -> Any:
     return np.bool_(p.mtp_layers == 0 or p.model.position in POSITIONS)
 
 
-RULES = (mtp_launcher, mtp_since, mtp_positions)
+@rule(
+    "multi-token prediction with --schedule {p.workload.schedule}: the modules' weight gradients are not modelled"
+    " apart: use --mtp-layers 0 or --schedule 1f1b",
+    frameworks=("generic",),
+    needs="mtp_layers",
+    source="no launcher has both",
+)
+def mtp_schedule(p: Instance) -> Any:
+    """Prediction modules go with schedules that make all gradients at once."""
+    return np.bool_(p.mtp_layers == 0 or not p.workload.splits_backward)
+
+
+RULES = (mtp_launcher, mtp_since, mtp_positions, mtp_schedule)

@@ -22,8 +22,8 @@ def few_microbatches(p: Instance, *, pp: Any, grad_acc: Any) -> Any:
     "m={grad_acc}"
 )
 def large_bubble(p: Instance, *, pp: Any, vpp: Any, grad_acc: Any) -> Any:
-    """More than a tenth of the step is pipeline fill and drain where the stages are equal."""
-    return (pp - 1) / (vpp * grad_acc + pp - 1) > 0.10
+    """More than a tenth of the step is pipeline fill and drain where the stages are equal; no split backward pass."""
+    return ((pp - 1) / (vpp * grad_acc + pp - 1) > 0.10) & (not p.workload.splits_backward)
 
 
 @warning("tp={tp} over {p.cluster.fast_link.kind}: tensor-parallel traffic is in line with compute and wants NVLink")

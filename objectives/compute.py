@@ -10,7 +10,7 @@ from parsolve.functions import term
 from parsolve.objectives.parameters import kv_heads_per_rank, loss_vocab, padded_vocab
 from parsolve.objectives.roofline import matmul_time, saturation, streaming_time
 from parsolve.problem import Instance
-from parsolve.specs import MLA, Recompute
+from parsolve.specs import MLA, MoE, Recompute
 
 
 def tokens(p: Instance, cp: Any, mbs: Any) -> Any:
@@ -161,17 +161,27 @@ def attention_elementwise(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute:
     return time + lightly(recompute) * streaming_time(p, again, 2)
 
 
-def _mlp_forward(p: Instance, width: Any, rows: Any) -> Any:
-    """Two (or three, gated) products of an MLP slice of ``width`` and its activation."""
+def _mlp_products(p: Instance, width: Any, rows: Any) -> Any:
+    """Two (or three, gated) products of an MLP slice of ``width``."""
     h, columns = p.model.hidden_size, (2.0 if p.model.gated_mlp else 1.0)
+    return matmul_time(p, rows, columns * width, h) + matmul_time(p, rows, h, width)
+
+
+def _mlp_forward(p: Instance, width: Any, rows: Any) -> Any:
+    """The products of an MLP slice of ``width`` and its activation."""
+    columns = 2.0 if p.model.gated_mlp else 1.0
     activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0) * p.profile.elementwise_traffic)
-    return matmul_time(p, rows, columns * width, h) + matmul_time(p, rows, h, width) + activation
+    return _mlp_products(p, width, rows) + activation
 
 
 @term(label="compute", source="roofline, Williams et al. 2009")
 def dense_mlp(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """The MLP of a dense layer for one microbatch, s."""
     return _mlp_forward(p, p.model.ffn_size / tp, tokens(p, cp, mbs)) * passes(p, recompute)
+
+
+def _router_product(p: Instance, rows: Any) -> Any:
+    return matmul_time(p, rows, p.model.moe.num_experts if p.model.moe else 1, p.model.hidden_size)
 
 
 @term(label="compute", source="roofline, Williams et al. 2009")
@@ -185,7 +195,7 @@ def shared_experts(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -
         return np.zeros(np.broadcast(tp, cp, mbs, recompute).shape)
     rows = tokens(p, cp, mbs)
     routed_rows = rows * token_share(p, tp)
-    router = matmul_time(p, routed_rows, moe.num_experts, p.model.hidden_size)
+    router = _router_product(p, routed_rows)
     router = router + streaming_time(p, 16.0 * routed_rows * moe.num_experts, 4)
     shared = _mlp_forward(p, moe.shared_ffn_size / tp, rows) if moe.shared_ffn_size else 0.0
     again = streaming_time(p, routed_rows * norm_traffic(p) * p.model.hidden_size)
@@ -203,16 +213,22 @@ def routed_experts(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any
     moe = p.model.moe
     if moe is None:
         return np.zeros(np.broadcast(tp, cp, ep, etp, mbs, recompute).shape)
-    h = p.model.hidden_size
     sent = tokens(p, cp, mbs) / tp * moe.top_k
     rows = sent * etp * p.profile.expert_imbalance
-    experts = np.maximum(1.0, moe.num_experts / ep)
-    each, width, columns = rows / experts, moe.ffn_size / etp, (2.0 if p.model.gated_mlp else 1.0)
-    products = matmul_time(p, each, columns * width, h, grouped=True, copies=experts)
-    products = products + matmul_time(p, each, h, width, grouped=True, copies=experts)
+    width, columns = moe.ffn_size / etp, (2.0 if p.model.gated_mlp else 1.0)
     activation = streaming_time(p, 2.0 * rows * width * (columns + 1.0) * p.profile.elementwise_traffic)
-    permute = streaming_time(p, 8.0 * h * (sent + rows), 6)
-    return (products + activation + permute) * passes(p, recompute) + lightly(recompute) * activation
+    permute = streaming_time(p, 8.0 * p.model.hidden_size * (sent + rows), 6)
+    whole = (_expert_products(p, moe, rows, ep, etp) + activation + permute) * passes(p, recompute)
+    return whole + lightly(recompute) * activation
+
+
+def _expert_products(p: Instance, moe: MoE, rows: Any, ep: Any, etp: Any) -> Any:
+    """The products of a rank's experts, which share ``rows``."""
+    h, width, columns = p.model.hidden_size, moe.ffn_size / etp, (2.0 if p.model.gated_mlp else 1.0)
+    experts = np.maximum(1.0, moe.num_experts / ep)
+    each = rows / experts
+    products = matmul_time(p, each, columns * width, h, grouped=True, copies=experts)
+    return products + matmul_time(p, each, h, width, grouped=True, copies=experts)
 
 
 @term(label="head", source="logits product and cross-entropy")
@@ -222,12 +238,50 @@ def output_layer(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     The loss streams the logits: the profile's loss_traffic bytes an element, forward and backward. The product runs in
     16 bits whatever the layers use.
     """
-    rows, width = tokens(p, cp, mbs), padded_vocab(p, tp) / tp
-    product = matmul_time(p, rows, width, p.model.embedding_width, half=True)
-    return 3.0 * product + streaming_time(p, p.profile.loss_traffic * rows * loss_vocab(p, tp), 6)
+    traffic = p.profile.loss_traffic * tokens(p, cp, mbs) * loss_vocab(p, tp)
+    return 3.0 * _logits_product(p, tp, cp, mbs) + streaming_time(p, traffic, 6)
+
+
+def _logits_product(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    return matmul_time(p, tokens(p, cp, mbs), padded_vocab(p, tp) / tp, p.model.embedding_width, half=True)
 
 
 @term(label="embedding", source="table look-up and its scattered gradient")
 def embedding_lookup(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """Embedding of one microbatch, forward and backward, s: about 12 bytes x hidden a token."""
     return streaming_time(p, 12.0 * tokens(p, cp, mbs) * p.model.hidden_size * (1 + 0 * tp), 4)
+
+
+WEIGHT_GRADIENTS = (
+    "Qi et al. 2023: of a matrix product's backward pass the weight gradient is half, one forward's worth"
+)
+
+
+@term(label="compute", source=WEIGHT_GRADIENTS)
+def attention_weight_gradients(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Of one layer's projections and microbatch, s; attention itself has no weights."""
+    return _attention_projections_forward(p, tp, tokens(p, cp, mbs))
+
+
+@term(label="compute", source=WEIGHT_GRADIENTS)
+def dense_weight_gradients(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Of a dense layer's MLP and one microbatch, s."""
+    return _mlp_products(p, p.model.ffn_size / tp, tokens(p, cp, mbs))
+
+
+@term(label="experts", source=WEIGHT_GRADIENTS)
+def expert_weight_gradients(p: Instance, *, tp: Any, cp: Any, ep: Any, etp: Any, mbs: Any) -> Any:
+    """Of an MoE layer's router, shared and routed experts and one microbatch, s (0 for a dense model)."""
+    moe = p.model.moe
+    if moe is None:
+        return np.zeros(np.broadcast(tp, cp, ep, etp, mbs).shape)
+    rows = tokens(p, cp, mbs)
+    routed = rows / tp * moe.top_k * etp * p.profile.expert_imbalance
+    products = _router_product(p, rows * token_share(p, tp)) + _expert_products(p, moe, routed, ep, etp)
+    return products + (_mlp_products(p, moe.shared_ffn_size / tp, rows) if moe.shared_ffn_size else 0.0)
+
+
+@term(label="head", source=WEIGHT_GRADIENTS)
+def head_weight_gradients(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """Of the output layer and one microbatch, s; the loss has no weights."""
+    return _logits_product(p, tp, cp, mbs)

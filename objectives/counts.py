@@ -11,6 +11,7 @@ import numpy as np
 
 from parsolve.functions import count
 from parsolve.problem import Instance
+from parsolve.specs.workload import FOLDED
 
 
 def _of(p: Instance, name: str, split: Any, stage: Any) -> Any:
@@ -43,21 +44,25 @@ def is_last(p: Instance, *, split: Any, stage: Any) -> Any:
 
 @count
 def has_own_head(p: Instance, *, split: Any, stage: Any) -> Any:
-    """1 on the last rank when it keeps an output matrix of its own: untied, or tied with more than one stage."""
-    own = (p.splits.pp[split] > 1) | (not p.model.tied_embeddings)
-    return _of(p, "last", split, stage) * own
+    """1 on the last stage's rank when it keeps an output matrix of its own: untied, or tied on another rank."""
+    return _of(p, "last", split, stage) * (_apart(p, split) | (not p.model.tied_embeddings))
+
+
+def _apart(p: Instance, split: Any) -> Any:
+    """Whether the first and the last stage are on different ranks."""
+    return (p.splits.pp[split] > 1) & (p.workload.schedule not in FOLDED)
 
 
 @count
 def has_shared_head(p: Instance, *, split: Any, stage: Any) -> Any:
-    """1 on the only rank of a model with tied embeddings."""
+    """1 on the rank that has both ends of a model with tied embeddings."""
     return _of(p, "last", split, stage) - has_own_head.compute(p, split=split, stage=stage)
 
 
 @count
 def tied_copy(p: Instance, *, split: Any, stage: Any) -> Any:
-    """1 where tied embeddings have a second copy on another stage."""
-    return (p.splits.pp[split] > 1) * 1 + 0 * p.splits.rank[split, stage]
+    """1 where tied embeddings have a second copy on another rank."""
+    return _apart(p, split) * 1 + 0 * p.splits.rank[split, stage]
 
 
 @count
@@ -222,8 +227,9 @@ def dense_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any
     """Dense layers times the microbatches whose activations are held for them, at the rank's worst moment.
 
     1F1B: min(m, p-i) microbatches. Interleaved in groups of p: at most 2*(p-1-i) + (v-1)*p + 1 chunks, of which those
-    with the most layers at a time count. GPipe: all m. Source: Narayanan et al. 2021, section 2.2; Megatron-Core's
-    schedules.py; Huang et al. 2019.
+    with the most layers at a time count. GPipe: all m. Where the backward pass is split, those whose weight gradients
+    are not made yet, by the order of passes. Source: Narayanan et al. 2021, section 2.2; Megatron-Core's schedules.py;
+    Huang et al. 2019; PyTorch's pipelining/schedules.py.
     """
     return _in_flight(p, "dense_in_flight", "dense", split, stage, grad_acc)
 
@@ -236,7 +242,7 @@ def moe_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) 
 
 @count
 def embeddings_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
-    """Embedding outputs held on the first rank: min(m, p), under GPipe m."""
+    """Embedding outputs held on the first rank: min(m, p), under GPipe m, else by the order of passes."""
     return _in_flight(p, "embedding_in_flight", "first", split, stage, grad_acc)
 
 
@@ -250,6 +256,33 @@ def gpipe_outputs_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: An
 def gpipe_mtp_modules_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
     """Prediction modules times the microbatches whose activations and logits a GPipe pipeline keeps for them: all m."""
     return p.mtp_layers * gpipe_outputs_in_flight.compute(p, split=split, stage=stage, grad_acc=grad_acc)
+
+
+@count
+def dense_layers_waiting(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Dense layers times the microbatches between their input and their weight gradients, at the rank's worst moment.
+
+    0 where the schedule makes both at once, and for the first stage, which has no input gradients.
+    """
+    return _waiting(p, "dense_waiting", split, stage, grad_acc)
+
+
+@count
+def moe_layers_waiting(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """MoE layers times the microbatches between their input and their weight gradients, at the rank's worst moment."""
+    return _waiting(p, "moe_waiting", split, stage, grad_acc)
+
+
+@count
+def heads_waiting(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Microbatches that wait for the output layer's weight gradient while the logits of another are in use."""
+    return _waiting(p, "head_waiting", split, stage, grad_acc)
+
+
+def _waiting(p: Instance, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
+    if p.workload.splits_backward:
+        return p.splits.in_flight(name, split, stage, grad_acc)
+    return 0.0 * (p.splits.rank[split, stage] + grad_acc)
 
 
 @count

@@ -1,9 +1,10 @@
 """The exact length of a pipeline schedule: the longest path through its operations, and the paths that bound it.
 
-Stage ``s`` of ``pp*vpp`` in model order is chunk ``s // pp`` of rank ``s % pp``. Every rank runs its forward and
-backward passes in the schedule's fixed order; a pass starts when its rank is free and its input has arrived. The length
-is therefore a maximum, over paths, of sums of pass times: convex and piecewise linear in them. ``critical_path`` gives
-the path that decides, and the same path bounds every other cut of the same shape from below.
+Stage ``s`` of ``pp*vpp`` in model order is chunk ``s // pp`` of rank ``s % pp``, or of rank ``pp-1 - s % pp`` for odd
+chunks where the stages are placed in a V. Every rank runs its passes in the schedule's fixed order; a pass starts when
+its rank is free and its input has arrived. The length is therefore a maximum, over paths, of sums of pass times: convex
+and piecewise linear in them. ``critical_path`` gives the path that decides, and the same path bounds every other cut of
+the same shape from below; paths are looked for where the backward pass is whole.
 Source: Narayanan et al. 2021, section 2.2; Megatron-Core's schedules.py (interleaving in groups of pp microbatches);
 Huang et al. 2019 (GPipe).
 """
@@ -19,31 +20,58 @@ import numpy as np
 
 from parsolve.errors import InternalError
 from parsolve.functions import Array
+from parsolve.objectives import split_backward
+from parsolve.objectives.split_backward import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
+from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
+from parsolve.splits import ranks_in_model_order
 
 
 class Shape(NamedTuple):
-    """What fixes the order of all passes. ``kind``: ``1f1b`` (interleaved when vpp > 1) or ``gpipe``."""
+    """What fixes the order of all passes. ``kind``: a schedule; ``1f1b`` is interleaved when vpp > 1."""
 
     pp: int
     vpp: int
     microbatches: int
     kind: str = "1f1b"
 
+    @property
+    def splits_backward(self) -> bool:
+        """The backward pass is two passes, for the gradients of inputs and of weights."""
+        return self.kind in SPLIT_BACKWARD
+
+    @property
+    def ranks(self) -> Array:
+        """(stage,) the rank of each stage in model order."""
+        return ranks_in_model_order(self.pp, self.vpp, self.kind)
+
 
 def shape_of(pp: int, vpp: int, microbatches: int, kind: str = "1f1b") -> Shape:
     """The schedule of a configuration; an interleaved one needs whole groups of pp, and its last is filled up.
 
-    Without that an illegal number of microbatches would have no schedule at all: its passes wait for each other.
+    Without that an illegal number of microbatches would have no schedule at all: its passes wait for each other. For
+    the same reason a V of other than two stages a rank counts as 1F1B.
     """
+    if kind in FOLDED and vpp != 2:
+        kind = "1f1b"
+    if kind in SPLIT_BACKWARD:
+        return Shape(pp, vpp, split_backward.legal_microbatches(kind, pp, microbatches), kind)
     return Shape(pp, vpp, microbatches if vpp == 1 else -(-microbatches // pp) * pp, kind)
+
+
+def saturated_shape(shape: Shape) -> Shape:
+    """Of a split backward pass: a schedule of few microbatches in which every rank holds as much at once."""
+    if not shape.splits_backward:
+        return shape
+    few = split_backward.saturated_microbatches(shape.kind, shape.pp, shape.microbatches)
+    return shape._replace(microbatches=few)
 
 
 @dataclass(frozen=True)
 class Order:
     """One rank's passes in order: ``passes`` and ``inputs`` index the flat array of all passes.
 
-    Forward of stage s, microbatch k is ``s*m + k``, its backward ``(S + s)*m + k``; input -1: none. ``sent`` is true
-    where the input comes from another rank.
+    Forward of stage s, microbatch k is ``s*m + k``, its backward ``(S + s)*m + k``, where that is split its weight
+    gradients ``(2*S + s)*m + k``; input -1: none. ``sent`` is true where the input comes from another rank.
     """
 
     passes: Array
@@ -83,7 +111,9 @@ def _is_forward(shape: Shape, rank: int) -> Array:
 @lru_cache(maxsize=64)
 def orders(shape: Shape) -> tuple[Order, ...]:
     """The passes of every rank."""
-    pp, vpp, m, _ = shape
+    pp, vpp, m, kind = shape
+    if kind in SPLIT_BACKWARD:
+        return _split_orders(shape)
     stages = pp * vpp
     chunk, member = _chunk_order(shape)
     result = []
@@ -102,14 +132,50 @@ def orders(shape: Shape) -> tuple[Order, ...]:
     return tuple(result)
 
 
+def _split_orders(shape: Shape) -> tuple[Order, ...]:
+    """The passes of every rank where weight gradients have passes of their own."""
+    pp, vpp, m, kind = shape
+    stages = pp * vpp
+    of_rank = [split_backward.sequence(kind, pp, vpp, m, rank) for rank in range(pp)]
+    at = np.empty((pp, vpp), np.int64)
+    for stage, rank in enumerate(shape.ranks.tolist()):
+        at[rank, stage // pp] = stage
+    passes = [(one.kind * stages + at[rank][one.chunk]) * m + one.microbatch for rank, one in enumerate(of_rank)]
+    sent_after = np.empty(3 * stages * m + 1, np.int64)
+    sent_after[-1] = -1
+    for mine, one in zip(passes, of_rank, strict=True):
+        sent_after[mine] = mine[one.sent_after]
+    result = []
+    for rank, (mine, one) in enumerate(zip(passes, of_rank, strict=True)):
+        stage = at[rank][one.chunk]
+        before = np.where(one.kind == FORWARD, stage - 1, stages + stage + 1)
+        turn = (one.kind == INPUT_GRADIENT) & (stage == stages - 1)
+        before[turn] = stages - 1
+        none = (before < 0) | (one.kind == WEIGHT_GRADIENT)
+        inputs = np.where(none, -1, before * m + one.microbatch)
+        other = shape.ranks[np.where(none, stage, before) % stages] != rank
+        result.append(Order(mine, sent_after[inputs], other & ~none))
+    return tuple(result)
+
+
+def held_and_waiting(shape: Shape, rank: int) -> tuple[tuple[Array, Array], ...]:
+    """What a rank holds in each phase; see ``split_backward.moments``. Of a whole backward pass nothing waits."""
+    if not shape.splits_backward:
+        return ((held(shape, rank), np.zeros((1, shape.vpp))),)
+    return split_backward.moments(shape.kind, shape.pp, shape.vpp, shape.microbatches, rank)
+
+
 @lru_cache(maxsize=1024)
 def held(shape: Shape, rank: int) -> Array:
     """Microbatches held for the backward pass at the moments that matter: array (moment, chunk).
 
     A moment is just after a forward pass that a backward pass follows; those at which some other moment holds at least
     as much of every chunk are left out. From the first backward pass on the moments repeat every pp microbatches.
+    Where the backward pass is split, activations are held until the weight gradients are there.
     """
-    pp, vpp, m, _ = shape
+    pp, vpp, m, kind = shape
+    if kind in SPLIT_BACKWARD:
+        return np.concatenate([held_then for held_then, _ in held_and_waiting(shape, rank)])
     chunk, _ = _chunk_order(shape)
     first, total = warmup(shape, rank), m * vpp
     done = np.cumsum(chunk[:, None] == np.arange(vpp), axis=0)
@@ -188,9 +254,10 @@ def _levels(shape: Shape) -> tuple[Array, list[_Level]]:
     return passes, [_Level(at, before_each[at], input_each[at]) for at in slices]
 
 
-def _ends(shape: Shape, forward: Array, backward: Array, delay: float) -> Array:
+def _ends(shape: Shape, forward: Array, backward: Array, delay: float, weight: Array | None = None) -> Array:
     """When each pass ends, (pass, case), for times (stage, case)."""
-    durations = np.repeat(np.concatenate((forward, backward)), shape.microbatches, axis=0)
+    kinds = (forward, backward) if weight is None else (forward, backward, weight)
+    durations = np.repeat(np.concatenate(kinds), shape.microbatches, axis=0)
     if durations.shape[1] == 1:
         return np.array(_ends_of_one(shape, durations[:, 0].tolist(), delay))[:, None]
     passes, levels = _levels(shape)
@@ -209,7 +276,10 @@ def _ends(shape: Shape, forward: Array, backward: Array, delay: float) -> Array:
 
 
 class Timeline(NamedTuple):
-    """Every pass of a schedule, arrays (pass,) in the order of rank and start; times in s."""
+    """Every pass of a schedule, arrays (pass,) in the order of rank and start; times in s.
+
+    Where the backward pass is split, ``is_backward`` are the passes for input gradients, ``is_weight`` for weights'.
+    """
 
     rank: Array
     stage: Array
@@ -217,37 +287,41 @@ class Timeline(NamedTuple):
     is_backward: Array
     start: Array
     end: Array
+    is_weight: Array
 
 
-def timeline(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> Timeline:
+def timeline(
+    shape: Shape, forward: Array, backward: Array, delay: float = 0.0, weight: Array | None = None
+) -> Timeline:
     """When each pass starts and ends; parameters as in ``makespan``, whose value is the last end."""
-    ends = _ends(shape, forward[:, None], backward[:, None], delay)[:, 0]
+    ends = _ends(shape, forward[:, None], backward[:, None], delay, None if weight is None else weight[:, None])[:, 0]
     passes = np.concatenate([order.passes for order in orders(shape)])
     stage, microbatch = np.divmod(passes, shape.microbatches)
-    is_backward = stage >= len(forward)
-    stage = stage - is_backward * len(forward)
-    rank, end = stage % shape.pp, ends[passes]
-    start = end - np.where(is_backward, backward[stage], forward[stage])
+    kind, stage = np.divmod(stage, len(forward))
+    durations = np.stack((forward, backward, np.zeros_like(forward) if weight is None else weight))
+    rank, end = shape.ranks[stage], ends[passes]
+    start = end - durations[kind, stage]
     same = rank[1:] == rank[:-1]
     start[1:] = np.where(same, np.maximum(start[1:], end[:-1]), start[1:])  # the last bits of a difference
-    return Timeline(rank, stage, microbatch, is_backward, start, end)
+    return Timeline(rank, stage, microbatch, kind == 1, start, end, kind == 2)
 
 
-def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> float:
+def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0, weight: Array | None = None) -> float:
     """Length of the schedule, s.
 
     Parameters
     ----------
     forward, backward: (pp*vpp,) time of one microbatch on each stage in model order, s.
     delay: time from the end of a pass until its output is on the next rank, during which both may compute, s.
+    weight: (pp*vpp,) time of the weight gradients, where the backward pass is split; ``backward`` is without it.
     """
-    return _makespan(shape, forward.tobytes(), backward.tobytes(), delay)
+    return _makespan(shape, forward.tobytes(), backward.tobytes(), delay, b"" if weight is None else weight.tobytes())
 
 
 @lru_cache(maxsize=4096)
-def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float) -> float:
-    there, back = (np.frombuffer(part)[:, None] for part in (forward, backward))
-    return float(_ends(shape, there, back, delay).max())
+def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float, weight: bytes) -> float:
+    there, back, later = (np.frombuffer(part)[:, None] for part in (forward, backward, weight))
+    return float(_ends(shape, there, back, delay, later if weight else None).max())
 
 
 class Path(NamedTuple):
@@ -278,6 +352,7 @@ def plain_paths(shape: Shape) -> tuple[Path, ...]:
     its first backward pass; and they leave it after its last backward pass, or with the last microbatch after its last
     forward pass through the rest of the stages and all the way back.
     """
+    _whole(shape)
     pp, vpp, m, _ = shape
     stages = pp * vpp
     chunk, _ = _chunk_order(shape)
@@ -311,6 +386,11 @@ def plain_paths(shape: Shape) -> tuple[Path, ...]:
                 found.append(Path(forward, backward, transfers if pp > 1 else 0))
         result.append(stacked(found))
     return tuple(result)
+
+
+def _whole(shape: Shape) -> None:
+    if shape.splits_backward:
+        raise InternalError(f"paths are not looked for in {shape}, whose backward pass is split")
 
 
 def critical_path(shape: Shape, forward: Array, backward: Array, delay: float = 0.0) -> tuple[float, Path]:
@@ -396,7 +476,7 @@ def _path(shape: Shape, on_path: Array, transfers: int) -> Path:
 @lru_cache(maxsize=64)
 def _neighbours(shape: Shape) -> tuple[Array, Array, Array]:
     """For each pass: the one before it on its rank, its input, and whether that is sent; -1: none."""
-    size = 2 * shape.pp * shape.vpp * shape.microbatches
+    size = (2 + shape.splits_backward) * shape.pp * shape.vpp * shape.microbatches
     previous, inputs, sent = np.full(size, -1), np.full(size, -1), np.zeros(size, bool)
     for order in orders(shape):
         previous[order.passes[1:]] = order.passes[:-1]
@@ -406,6 +486,7 @@ def _neighbours(shape: Shape) -> tuple[Array, Array, Array]:
 
 def _walks(shape: Shape, forward: Array, backward: Array, delay: float) -> tuple[Array, list[tuple[Array, int]]]:
     """For each case the makespan; the longest path from its last pass back, and its transfers."""
+    _whole(shape)
     ends = _ends(shape, forward, backward, delay)
     previous, inputs, sent = _neighbours(shape)
     lengths = ends.max(axis=0)

@@ -4,7 +4,9 @@ T = pipeline + exposed data-parallel traffic + exposed per-microbatch gathers + 
 
 pipeline is the exact length of the schedule (objectives.schedule) whose passes ``pass_times`` gives. The tree holds a
 bound that never exceeds it: max over ranks i of (one microbatch's time ahead of i) + m * (one microbatch's time on i).
-With equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer.
+With equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer. Where the
+backward pass is split a rank may still make weight gradients when all others are done: it waits for the forward passes
+ahead of it only.
 Source: Narayanan et al. 2021, section 2.2.
 
 Products are cancelled: m = GBS/(mbs*dp) and dp = N/(tp*cp*pp), so m*n_i*t = (pp*n_i) * (GBS*tp*cp/(N*mbs)*t), where the
@@ -34,12 +36,31 @@ from parsolve.objectives import (
 from parsolve.objectives import tensor_comm as tensor
 from parsolve.objectives.schedule import Shape, makespan, shape_of
 from parsolve.problem import Instance
+from parsolve.splits import stages_in_model_order
 
 
 @term(unit="1", source="m/pp = GBS*tp*cp/(N*mbs)")
 def microbatch_share(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """Microbatches per step and rank divided by pp."""
     return p.gbs * tp * cp / (p.world * mbs)
+
+
+@term(unit="1", source="as step_time.items")
+def forward_share(p: Instance, *, recompute: Any) -> Any:
+    """The forward pass's share of a layer's time."""
+    return 1.0 / compute.passes(p, recompute)
+
+
+@term(unit="1", source="as step_time.items")
+def ends_forward_share(p: Instance) -> Any:
+    """The forward pass's share of the embedding's and the output layer's time."""
+    return 1.0 / 3.0
+
+
+@term(unit="1", source="as step_time.items")
+def one_way(p: Instance) -> Any:
+    """Share of a transfer that goes forward."""
+    return 0.5
 
 
 @term(unit="1", source="profile: dp_overlap")
@@ -105,23 +126,25 @@ def pipeline_time(p: Instance) -> StageMax:
     """The bound: microbatches through the slowest rank, after the wait for the first one."""
     parts: list[Part] = []
     has_dense, has_moe = p.model.num_dense_layers > 0, p.model.num_moe_layers > 0
+    split = p.workload.splits_backward
+    of_layers, of_ends, of_transfers = (forward_share, ends_forward_share, one_way) if split else (None,) * 3
 
-    def layers(terms: tuple[Term, ...], here: Any, ahead: Any) -> None:
+    def layers(terms: tuple[Term, ...], here: Any, ahead: Any, waits: Term | None) -> None:
         for t in terms:
             parts.append(Part(t, here, microbatch_share))
-            parts.append(Part(t, ahead, label="bubble"))
+            parts.append(Part(t, ahead, waits, label="bubble"))
 
-    layers(ATTENTION_TERMS, counts.layers_of_all, counts.layers_ahead)
+    layers(ATTENTION_TERMS, counts.layers_of_all, counts.layers_ahead, of_layers)
     if has_dense:
-        layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead)
+        layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead, of_layers)
     if has_moe:
-        layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead)
+        layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead, of_layers)
     if np.any(p.profile.pipelined_member_time):  # zero for most stacks: then the solver need not carry it
         if has_dense:
-            layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead)
+            layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead, of_layers)
         if has_moe:
-            layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead)
-    layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead)
+            layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead, of_layers)
+    layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead, of_ends)
     parts += [Part(t, counts.last_of_all, microbatch_share) for t in HEAD_TERMS]
     if p.mtp_layers:
         module = (*_last_layer_terms(p), *MTP_TERMS, *EMBEDDING_TERMS, *HEAD_TERMS)
@@ -132,7 +155,7 @@ def pipeline_time(p: Instance) -> StageMax:
             parts += [Part(t, here, microbatch_share, label="mtp") for t in of_layer]
     parts.append(Part(pipeline_comm.stage_transfer, counts.plain_transfers, microbatch_share))
     parts.append(Part(pipeline_comm.overlapped_stage_transfer, counts.interleaved_transfers, microbatch_share))
-    parts.append(Part(pipeline_comm.stage_transfer, counts.transfers_ahead, label="bubble"))
+    parts.append(Part(pipeline_comm.stage_transfer, counts.transfers_ahead, of_transfers, label="bubble"))
     return StageMax("pipeline", tuple(parts))
 
 
@@ -142,18 +165,23 @@ MOE_PIPELINED = (launch.moe_pipelined_launch,)
 
 
 class Passes(NamedTuple):
-    """Times of one microbatch, s: forward and backward on each stage in model order, and the delay of a transfer."""
+    """Times of one microbatch, s: forward and backward on each stage in model order, and the delay of a transfer.
+
+    ``weight``: of the weight gradients, which ``backward`` is then without; None where the backward pass is whole.
+    """
 
     forward: Array
     backward: Array
     delay: float
+    weight: Array | None = None
 
 
 class Items(NamedTuple):
     """Times of one microbatch, s, for one unit of what a stage can hold: (forward, backward) each.
 
     ``head``: the output layer with the prediction modules beside it. ``transfer`` occupies the rank in every pass;
-    ``delay`` passes between two ranks while both compute.
+    ``delay`` passes between two ranks while both compute. ``weight``: how much of the backward time makes weight
+    gradients (dense layer, MoE layer, output layer), where they are apart.
     """
 
     dense: tuple[Any, Any]
@@ -162,29 +190,35 @@ class Items(NamedTuple):
     head: tuple[Any, Any]
     transfer: Any
     delay: Any
+    weight: tuple[Any, Any, Any] | None = None
 
     def rows(self, some: Any) -> Items:
         """The times of some of many configurations."""
         dense, moe, embedding, head = ((there[some], back[some]) for there, back in self[:4])
-        return Items(dense, moe, embedding, head, self.transfer[some], self.delay[some])
+        weight = (self.weight[0][some], self.weight[1][some], self.weight[2][some]) if self.weight else None
+        return Items(dense, moe, embedding, head, self.transfer[some], self.delay[some], weight)
 
     def row(self, i: int) -> Items:
         """The times of one of many configurations."""
         dense, moe, embedding, head = ((float(there[i]), float(back[i])) for there, back in self[:4])
-        return Items(dense, moe, embedding, head, float(self.transfer[i]), float(self.delay[i]))
+        weight = (float(self.weight[0][i]), float(self.weight[1][i]), float(self.weight[2][i])) if self.weight else None
+        return Items(dense, moe, embedding, head, float(self.transfer[i]), float(self.delay[i]), weight)
 
 
 def items(p: Instance, values: Mapping[str, Any]) -> Items:
     """The times of configurations, arrays with a value each.
 
     A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
-    output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these.
+    output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these. Of the
+    backward time the weight gradients take one forward's worth of the matrix products and of the kernel launches, and
+    what is left of the gradients' accumulation; attention, elementwise operations, communication and what is recomputed
+    before it belong to the gradients of inputs.
     """
     size = len(values["pp"])
     pipelined, plain = values["pp"] > 1, values["vpp"] == 1
 
     def total(terms: tuple[Term, ...]) -> Array:
-        return np.asarray(np.broadcast_to(sum(t(p, values) for t in terms), (size,)), dtype=float)
+        return np.asarray(np.broadcast_to(sum((t(p, values) for t in terms), 0.0), (size,)), dtype=float)
 
     def halves(time: Array, forward: Any) -> tuple[Array, Array]:
         return time * forward, time * (1.0 - forward)
@@ -205,6 +239,14 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
         )
     in_line = np.where(plain, total((pipeline_comm.stage_transfer,)), total((pipeline_comm.overlapped_stage_transfer,)))
     hidden = np.where(plain, 0.0, total((pipeline_comm.overlapped_stage_transfer_hidden,)))
+
+    def weights(of: WeightTerms, forward: Any) -> Array:
+        launches = total(of.launches) + (total(of.pipelined) * pipelined if member else 0.0)
+        return np.asarray(total(of.products) + forward * launches + (1.0 - forward) * total(of.accumulation))
+
+    weight = None
+    if p.workload.splits_backward:
+        weight = (weights(DENSE_WEIGHTS, share), weights(MOE_WEIGHTS, share), weights(HEAD_WEIGHTS, 1 / 3))
     return Items(
         halves(dense, share),
         halves(moe, share),
@@ -212,16 +254,48 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
         head,
         pipelined * in_line / 2,
         pipelined * hidden / 2,
+        weight,
     )
 
 
+class WeightTerms(NamedTuple):
+    """Of which terms a unit's weight gradients are made."""
+
+    products: tuple[Term, ...]
+    accumulation: tuple[Term, ...]
+    launches: tuple[Term, ...] = ()
+    pipelined: tuple[Term, ...] = ()
+
+
+DENSE_WEIGHTS = WeightTerms(
+    (compute.attention_weight_gradients, compute.dense_weight_gradients),
+    (gradient_accumulation.dense_layer_accumulation,),
+    (launch.dense_launch,),
+    DENSE_PIPELINED,
+)
+MOE_WEIGHTS = WeightTerms(
+    (compute.attention_weight_gradients, compute.expert_weight_gradients),
+    (gradient_accumulation.moe_layer_accumulation, gradient_accumulation.expert_accumulation),
+    (launch.moe_launch,),
+    MOE_PIPELINED,
+)
+HEAD_WEIGHTS = WeightTerms((compute.head_weight_gradients,), (gradient_accumulation.head_accumulation,))
+
+
 def pass_times(of: Items, dense: Array, moe: Array) -> Passes:
-    """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (…, stage) in model order."""
+    """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (…, stage) in model order.
+
+    Where weight gradients are apart, the first stage makes all of its gradients with them.
+    """
     forward, backward = (
         dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(dense.shape[-1], of.embedding[i], of.head[i])
         for i in (0, 1)
     )
-    return Passes(forward, backward, of.delay)
+    if of.weight is None:
+        return Passes(forward, backward, of.delay)
+    weight = dense * of.weight[0] + moe * of.weight[1] + _ends(dense.shape[-1], 0.0, of.weight[2])
+    weight[..., 0] = backward[..., 0]
+    return Passes(forward, backward - weight, of.delay, weight)
 
 
 def _ends(stages: int, first: float, last: float) -> Array:
@@ -237,13 +311,18 @@ def pipeline_length(p: Instance, values: Mapping[str, Any], of: Items, i: int) -
     return makespan(*schedule_of(p, values, of, i))
 
 
-def schedule_of(p: Instance, values: Mapping[str, Any], of: Items, i: int) -> tuple[Shape, Array, Array, float]:
-    """The shape, the forward and backward times of the stages, and the delay of the same row's schedule."""
-    dense, moe = (layers.T.ravel() for layers in p.splits.contents[int(values["split"][i])])
+def schedule_of(
+    p: Instance, values: Mapping[str, Any], of: Items, i: int
+) -> tuple[Shape, Array, Array, float, Array | None]:
+    """The shape, and what ``makespan`` takes after it, of the same row's schedule."""
+    contents = p.splits.contents[int(values["split"][i])]
+    dense, moe = (stages_in_model_order(layers, p.splits.schedule) for layers in contents)
     pp = int(values["pp"][i])
     kind = p.workload.schedule if pp > 1 else "1f1b"  # one rank runs each microbatch forward and backward
-    shape = shape_of(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind)
-    return (shape, *pass_times(of.row(i), dense, moe))
+    shape, one = shape_of(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind), of.row(i)
+    if not shape.splits_backward:
+        one = one._replace(weight=None)
+    return (shape, *pass_times(one, dense, moe))
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:

@@ -80,7 +80,7 @@ def best_cut(
         if not len(candidates):
             return Found(best, cost, finished)
         of = Contents.of(candidates, p.model.layer_is_moe, row.shape.pp)
-        forward, backward, delay = pass_times(row.items, of.dense, of.moe)
+        forward, backward, delay, _ = pass_times(row.items, of.dense, of.moe)
         found = long_paths(row.shape, forward.T, backward.T, delay)
         lengths = stacked(found).length(forward, backward, delay)
         promised = np.where(is_legal(row, of), cost_at(row, of, lengths), np.inf)

@@ -145,7 +145,8 @@ class Feasibility:
         self.satisfied: set[frozenset[Rule | Limit]] = set()
         self.refuted: list[frozenset[Rule | Limit]] = []
         batches = domain_module.reachable_batches(problem)
-        self.any_batch = _AnyBatch(problem, batches) if len(batches) > 1 else None
+        grows = not problem.workload.splits_backward
+        self.any_batch = _AnyBatch(problem, batches) if len(batches) > 1 and grows else None
 
     def conflict(self, problem: Problem) -> list[Rule | Limit]:
         """QuickXplain over the droppable rules and limits of an infeasible problem.
@@ -205,7 +206,8 @@ def _patterns(p: Instance, table: Table, members: Sequence[Rule | Limit]) -> set
 class _AnyBatch:
     """A relaxation of all batch sizes at once: one microbatch of any size on offer, no rule that counts microbatches.
 
-    Memory only grows with the number of microbatches, so what is impossible here is impossible at every batch size.
+    Memory only grows with the number of microbatches, so what is impossible here is impossible at every batch size. Not
+    so where the backward pass is split: of unequal chunks other ones may wait for their weight gradients.
     """
 
     def __init__(self, problem: Problem, batches: Sequence[int]) -> None:
@@ -292,7 +294,7 @@ def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible |
         return None
     if found is None:
         return None
-    text = f"no listed cut of the layers is legal; {found.layers_text()} is: take --cuts any"
+    text = f"no listed cut of the layers is legal; {found.layers_text(problem.workload.schedule)} is: take --cuts any"
     ranking = rank(problem, Query(1, cuts="any"), max(0.0, watch.left()))
     step = ranking.plans[0].step_time_s if ranking.complete and ranking.plans else None
     return Infeasible((), text, (Relaxation("any cut of the layers (--cuts any)", "listed cuts", step),))

@@ -93,21 +93,32 @@ def _grid_filling_dp(problem: Problem, gbs: int, domains: Mapping[str, tuple[int
 
 
 def takes_any_cut(problem: Problem) -> bool:
-    """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings."""
+    """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings.
+
+    It has no schedule that splits the backward pass, whose cuts cannot be relaxed, whatever rules are left out.
+    """
     blank = problem.instance(1, Splits((), ()))
     if problem.workload.framework not in MEGATRON_LIKE or blank.megatron_core < LAYOUT_SINCE:
+        return False
+    if problem.workload.splits_backward:
         return False
     return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 
 
 def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
     """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
-    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut)
+    workload = problem.workload
+    return _split_list(problem.model.layer_is_moe, workload.framework, workload.schedule, pp, vpp, any_cut)
 
 
 @lru_cache(maxsize=64)
 def _split_list(
-    layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool
+    layer_is_moe: tuple[bool, ...],
+    framework: str,
+    schedule: str,
+    pp: tuple[int, ...],
+    vpp: tuple[int, ...],
+    any_cut: bool,
 ) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
@@ -116,10 +127,8 @@ def _split_list(
         alone = [Split(whole, classify(whole, layers))] if (1, 1) in shapes else []
         return Splits(layer_is_moe, [*alone, *(free(*s) for s in shapes if s[0] > 1 and free_shape(layers, *s))])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
-    if framework == "deepspeed":
-        cuts = [cut for cut in cuts if cut.even]
-    return Splits(layer_is_moe, cuts)
+    cuts: list[Split] = enumerate_splits(layers, shapes, uneven, schedule)
+    return Splits(layer_is_moe, cuts, schedule=schedule)
 
 
 def build(

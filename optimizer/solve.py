@@ -276,7 +276,7 @@ def _even_split(
     problem: Problem, ranking: Ranking, best: Ranked, time_limit: float | None, spaces: Spaces
 ) -> tuple[Baseline | None, bool]:
     """The best plan whose stages are equal: the best of all, else a solve with that rule added; and whether proven."""
-    if classify(best.config.layers_per_stage, problem.model.num_layers) == "even":
+    if classify(best.config.layers_per_stage, problem.model.num_layers, problem.workload.schedule) == "even":
         return _beside("even", problem, best.config, best), ranking.complete
     if time_limit is not None and time_limit <= 0:
         return None, False

@@ -89,7 +89,7 @@ def check(problem: Problem, config: ConfigLike) -> list[Violation]:
         layers, chunks = problem.model.num_layers, full.pp * full.vpp
         message = (
             f"{layers} layers do not divide over pp*vpp = {full.pp}*{full.vpp} = {chunks} chunks; choose a divisor, or "
-            f"give layers_per_stage (balanced: {full.layers_text()})"
+            f"give layers_per_stage (balanced: {full.layers_text(problem.workload.schedule)})"
         )
         found.append(Violation("layers_divide", message, {"layers": layers, "pp": full.pp, "vpp": full.vpp}))
     return found

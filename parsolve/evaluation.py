@@ -22,6 +22,7 @@ from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length,
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Layers, Split, Splits, classify
 
+ROUNDING = 1e-13
 PIPELINE = "pipeline"
 """The quantity of the step time that a schedule makes longer than its bound."""
 
@@ -97,8 +98,9 @@ def active_limits(problem: Problem) -> tuple[Limit, ...]:
 
 def instance_for(problem: Problem, layers: Layers, gbs: int, every_rank: bool = False) -> Instance:
     """The instance at one batch size that knows a single cut; see ``Splits`` for ``every_rank``."""
-    kind = classify(layers, problem.model.num_layers)
-    return problem.instance(gbs, Splits(problem.model.layer_is_moe, [Split(layers, kind)], every_rank))
+    schedule = problem.workload.schedule
+    cut = Split(layers, classify(layers, problem.model.num_layers, schedule))
+    return problem.instance(gbs, Splits(problem.model.layer_is_moe, [cut], every_rank, schedule))
 
 
 def axis_values(p: Instance, config: Config) -> dict[str, int]:
@@ -226,7 +228,9 @@ def _times(point: _Point) -> tuple[dict[str, float], dict[str, float]]:
                     behind[part.line] = behind.get(part.line, 0.0) + amount
         if quantity.name == PIPELINE and point.values["pp"] > 1:
             rows = {axis: np.array([value]) for axis, value in point.values.items()}
-            waiting = pipeline_length(point.p, rows, items(point.p, rows), 0) - float(here.sum())
+            bound = float(here.sum())
+            waiting = pipeline_length(point.p, rows, items(point.p, rows), 0) - bound
+            waiting = waiting if abs(waiting) > ROUNDING * bound else 0.0
             lines["bubble"] = lines.get("bubble", 0.0) + waiting
         for total, added in ((terms, lines), (hidden, behind)):
             for line, amount in added.items():
@@ -238,7 +242,11 @@ def _memories(point: _Point) -> list[StageMemory]:
     quantity = memory_tree(point.p)
     amounts = point.amounts(quantity)
     ranks = point.p.splits.rank[point.values["split"]].tolist()
-    rows = {rank: StageMemory(rank, _lines(quantity, amounts[:, slot])) for slot, rank in enumerate(ranks)}
+    rows: dict[int, StageMemory] = {}
+    for slot, rank in enumerate(ranks):
+        here = StageMemory(rank, _lines(quantity, amounts[:, slot]))
+        if rank not in rows or here.total > rows[rank].total:
+            rows[rank] = here
     return [rows[rank] for rank in sorted(rows)]
 
 

@@ -13,7 +13,7 @@ from parsolve.errors import SpecError
 from parsolve.problem import Problem
 from parsolve.restrictions import axis_name, axis_value
 from parsolve.specs import Recompute
-from parsolve.splits import Layers, balanced, from_model_order
+from parsolve.splits import Layers, balanced, from_model_order, model_order
 
 MAX_CHUNKS = 4096
 
@@ -99,17 +99,17 @@ def _as_mapping(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(given: Any, problem: Problem, pp: int, vpp: int, vpp_given: bool, where: str) -> tuple[Layers, int, bool]:
-    num_layers = problem.model.num_layers
+    num_layers, schedule = problem.model.num_layers, problem.workload.schedule
     if given is None:
-        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework in ("generic", "torchtitan")
-        return balanced(num_layers, pp, vpp), vpp, divides
+        divides = num_layers % (pp * vpp) == 0 or problem.workload.framework in ("generic", "torchtitan", "deepspeed")
+        return balanced(num_layers, pp, vpp, schedule), vpp, divides
     key = f"{where}: layers_per_stage"
     if isinstance(given, str):
         counts = _parse_layers(given, key)
     elif isinstance(given, (list, tuple)) and all(isinstance(rank, (list, tuple)) for rank in given):
         if len({len(rank) for rank in given}) != 1 or len(given) != pp:
             raise SpecError(f"give one list of chunk sizes for each of the pp={pp} ranks, all of one length", key)
-        counts = [rank[chunk] for chunk in range(len(given[0])) for rank in given]
+        counts = model_order(tuple(map(tuple, given)), schedule)
     else:
         counts = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts):
@@ -121,7 +121,7 @@ def _layers(given: Any, problem: Problem, pp: int, vpp: int, vpp_given: bool, wh
         raise SpecError(f"{len(counts)} chunks over pp={pp} make vpp={chunks}, not vpp={vpp}", key)
     if sum(counts) != num_layers:
         raise SpecError(f"the counts add up to {sum(counts)}, but the model has {num_layers} layers", key)
-    return from_model_order(counts, pp), chunks, True
+    return from_model_order(counts, pp, schedule), chunks, True
 
 
 def _parse_layers(text: str, where: str) -> list[int]:

@@ -1,8 +1,9 @@
 """How a model's layers are cut into pipeline stages: the cuts a framework offers, and what each stage of a cut holds.
 
 A cut is a tuple per pipeline rank of the layer counts of its virtual chunks; in model order chunk ``c`` of rank ``r``
-is number ``c * pp + r``. Ranks with the same contents as their neighbours are represented by the first (most
-microbatches in flight, so most memory) and the last of them (latest start, so longest time).
+is number ``c * pp + r``, or where a schedule places the stages in a V, ``c * pp + pp - 1 - r`` for odd ``c``.
+Ranks with the same contents as their neighbours are represented by the first (most microbatches in flight, so most
+memory) and the last of them (latest start, so longest time).
 
 Where a launcher takes any cut there are astronomically many. A ``free`` cut then stands for all of them: what its slots
 hold is never more than what some rank of any such cut holds. The exact cut is chosen afterwards (optimizer.any_cut).
@@ -13,12 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parsolve.functions import Array
+from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
 
 Layers = tuple[tuple[int, ...], ...]
 
@@ -50,25 +52,52 @@ class Split(NamedTuple):
         return self.kind == "even"
 
 
-def model_order(layers: Layers) -> list[int]:
+def ranks_in_model_order(pp: int, vpp: int, schedule: str = "1f1b") -> Array:
+    """(stage,) the rank that holds each stage."""
+    ranks = np.tile(np.arange(pp), (vpp, 1))
+    if schedule in FOLDED:
+        ranks[1::2] = ranks[1::2, ::-1]
+    return ranks.ravel()
+
+
+def stages_in_model_order(of_chunks: Array, schedule: str = "1f1b") -> Array:
+    """(stage,) what the chunks of each rank hold, given as (rank, chunk)."""
+    if schedule not in FOLDED:
+        return of_chunks.T.ravel()
+    pp, vpp = of_chunks.shape
+    return np.asarray(of_chunks[ranks_in_model_order(pp, vpp, schedule), np.repeat(np.arange(vpp), pp)])
+
+
+def model_order(layers: Sequence[Sequence[int]], schedule: str = "1f1b") -> list[int]:
     """Layer counts of the chunks in the order in which a token passes them."""
-    return [rank[chunk] for chunk in range(len(layers[0])) for rank in layers]
+    chunks = range(len(layers[0])) if layers else ()
+    return [rank[chunk] for chunk in chunks for rank in (layers[::-1] if _turns(chunk, schedule) else layers)]
 
 
-def from_model_order(counts: Sequence[int], pp: int) -> Layers:
+def from_model_order(counts: Sequence[int], pp: int, schedule: str = "1f1b") -> Layers:
     """The inverse of ``model_order``; ``len(counts)`` must be a multiple of ``pp``."""
-    return tuple(tuple(counts[rank::pp]) for rank in range(pp))
+    rows = [counts[start : start + pp] for start in range(0, len(counts), pp)]
+    return tuple(zip(*(row[::-1] if _turns(chunk, schedule) else row for chunk, row in enumerate(rows)), strict=True))
 
 
-def balanced(num_layers: int, pp: int, vpp: int) -> Layers:
-    """Chunks that differ by at most one layer, the fuller ones first."""
+def _turns(chunk: int, schedule: str) -> bool:
+    return schedule in FOLDED and chunk % 2 == 1
+
+
+def balanced(num_layers: int, pp: int, vpp: int, schedule: str = "1f1b") -> Layers:
+    """Chunks that differ by at most one layer, the fuller ones first.
+
+    With one chunk a rank this is the cut that DeepSpeed makes of Megatron-DeepSpeed's models, by
+    ``partition_balanced`` over layers of weight 1 between ends of weight 0. Source: DeepSpeed runtime/utils.py,
+    runtime/pipe/module.py (partition_method ``type:transformer``).
+    """
     small, fuller = divmod(num_layers, pp * vpp)
-    return from_model_order([small + (i < fuller) for i in range(pp * vpp)], pp)
+    return from_model_order([small + (i < fuller) for i in range(pp * vpp)], pp, schedule)
 
 
-def classify(layers: Layers, num_layers: int) -> str:
+def classify(layers: Layers, num_layers: int, schedule: str = "1f1b") -> str:
     """The simplest spelling of a cut; see ``Split.kind``."""
-    counts = model_order(layers)
+    counts = model_order(layers, schedule)
     pp, vpp = len(layers), len(layers[0])
     if len(set(counts)) == 1:
         return "even"
@@ -103,7 +132,9 @@ SPREAD = 2
 """Stated domain of first/last layer counts: no rank holds over (ceil(layers / (pp*vpp)) + SPREAD) * vpp layers."""
 
 
-def enumerate_splits(num_layers: int, shapes: Iterable[tuple[int, int]], uneven: bool) -> list[Split]:
+def enumerate_splits(
+    num_layers: int, shapes: Iterable[tuple[int, int]], uneven: bool, schedule: str = "1f1b"
+) -> list[Split]:
     """The cuts on offer for each ``(pp, vpp)`` where they can be listed.
 
     ``uneven``: what Megatron-LM's first/last and account-for flags can say; otherwise one cut for each shape, even
@@ -114,17 +145,17 @@ def enumerate_splits(num_layers: int, shapes: Iterable[tuple[int, int]], uneven:
         if pp * vpp > num_layers:
             continue
         if num_layers % (pp * vpp) == 0 or not uneven:
-            found.setdefault(balanced(num_layers, pp, vpp))
+            found.setdefault(balanced(num_layers, pp, vpp, schedule))
         if not uneven or pp == 1:
             continue
-        for layers in accounted(num_layers, pp, vpp):
+        for layers in accounted(num_layers, pp, vpp, schedule):
             found.setdefault(layers)
         for layers in _first_last(num_layers, pp, vpp, SPREAD):
             found.setdefault(layers)
-    return [Split(layers, classify(layers, num_layers)) for layers in found]
+    return [Split(layers, classify(layers, num_layers, schedule)) for layers in found]
 
 
-def accounted(num_layers: int, pp: int, vpp: int) -> Iterator[Layers]:
+def accounted(num_layers: int, pp: int, vpp: int, schedule: str = "1f1b") -> Iterator[Layers]:
     """Equal chunks when the embedding, the output layer, or both count as a layer."""
     for first, last in ((1, 1), (1, 0), (0, 1)):
         slots, rest = divmod(num_layers + first + last, pp * vpp)
@@ -132,7 +163,7 @@ def accounted(num_layers: int, pp: int, vpp: int) -> Iterator[Layers]:
             counts = [slots] * (pp * vpp)
             counts[0] -= first
             counts[-1] -= last
-            yield from_model_order(counts, pp)
+            yield from_model_order(counts, pp, schedule)
 
 
 def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
@@ -245,6 +276,8 @@ the embedding and the stage boundaries before it; 1 where the largest layer is d
 counts against a cost: never fewer than some rank of a free cut has, where the others are never more."""
 IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight")
 """Layers times the microbatches whose activations are held for them, at the rank's worst moment."""
+WAITING = ("dense_waiting", "moe_waiting", "head_waiting")
+"""The same for microbatches between their input and their weight gradients, where a schedule splits them."""
 
 
 class Splits:
@@ -252,22 +285,32 @@ class Splits:
 
     ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a
     slot stands for; only the mean slot of a relaxed cut has one. ``every_rank``: slot ``i`` is rank ``i``, so that a
-    report can tell each; cuts of fewer ranks repeat their last.
+    report can tell each; cuts of fewer ranks repeat their last. So it is under a ``schedule`` that splits the backward
+    pass, where no rank need hold as much as a neighbour with the same layers; in a V each rank has a slot for either
+    phase (``objectives.split_backward.moments``).
     """
 
-    def __init__(self, layer_is_moe: Sequence[bool], cuts: Sequence[Split], every_rank: bool = False) -> None:
-        self.layer_is_moe, self.cuts = tuple(layer_is_moe), tuple(cuts)
+    def __init__(
+        self,
+        layer_is_moe: Sequence[bool],
+        cuts: Sequence[Split],
+        every_rank: bool = False,
+        schedule: str = "1f1b",
+    ) -> None:
+        self.layer_is_moe, self.cuts, self.schedule = tuple(layer_is_moe), tuple(cuts), schedule
+        every_rank = every_rank or schedule in SPLIT_BACKWARD
+        self._phases = 2 if schedule in FOLDED else 1
         self.index = {cut.layers: i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
-        stages = [_stages(cut, self.layer_is_moe) for cut in self.cuts]
+        stages = [_stages(cut, self.layer_is_moe, schedule) for cut in self.cuts]
         self.contents = [(dense, moe) for dense, moe, _ in stages]
         """(rank, chunk) dense and MoE layers of each cut."""
         rows = [
             _relaxed_rows(cut, self.layer_is_moe)
             if cut.kind == FREE
-            else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks)
+            else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks, schedule)
             for cut, (dense, moe, ranks) in zip(self.cuts, stages, strict=True)
         ]
-        self.slots = max((len(r) for r in rows), default=1)
+        self.slots = max((len(r) for r in rows), default=1) * self._phases
         shape = (len(self.cuts), self.slots)
         self.pp = np.array([cut.pp for cut in self.cuts], dtype=np.int64)
         self.vpp = np.array([cut.vpp for cut in self.cuts], dtype=np.int64)
@@ -278,16 +321,26 @@ class Splits:
         self.features = {name: np.zeros(shape) for name in FEATURES}
         for i, slots in enumerate(rows):
             for j in range(self.slots):
-                row = slots[min(j, len(slots) - 1)]
+                row = slots[min(j // self._phases, len(slots) - 1)]
                 self.rank[i, j] = row["rank"]
-                self.weight[i, j] = row["weight"] if j < len(slots) else 0.0
+                once = j < len(slots) * self._phases and j % self._phases == 0
+                self.weight[i, j] = row["weight"] if once else 0.0
                 for name in FEATURES:
                     self.features[name][i, j] = row.get(name, 0.0)
         self._chunks = {kind: self._chunk_layers(i) for i, kind in enumerate(("dense", "moe"))}
         uneven = [any(len(set(rank)) > 1 for layers in pair for rank in layers.tolist()) for pair in self.contents]
         self._free = np.array([cut.kind == FREE for cut in self.cuts], dtype=bool)
         self._own_moments = self._free | ((self.vpp > 1) & np.array(uneven, dtype=bool))
-        self._held: dict[tuple[str, int, int], Array] = {}
+        self._held: dict[tuple[str | int, ...], Array] = {}
+        self._split = schedule in SPLIT_BACKWARD
+        shapes, self._shape = np.unique(np.stack((self.pp, self.vpp)), axis=1, return_inverse=True)
+        self._of_shape = [np.flatnonzero(self._shape == i) for i in range(shapes.shape[1])]
+
+    @cached_property
+    def balanced(self) -> Array:
+        """(split,) whether a cut is the ``balanced`` one of its shape."""
+        layers, schedule = len(self.layer_is_moe), self.schedule
+        return np.array([cut.layers == balanced(layers, cut.pp, cut.vpp, schedule) for cut in self.cuts], dtype=bool)
 
     def _chunk_layers(self, kind: int) -> Array:
         """(split, slot, chunk) layers of one kind."""
@@ -301,6 +354,8 @@ class Splits:
 
         With equal chunks on a rank any moment with the most chunks in flight will do; else all moments are looked at.
         """
+        if self._split:
+            return self._split_in_flight(name, split, stage, grad_acc)
         if name == "embedding_in_flight":
             result = np.minimum(grad_acc, self.pp[split]) * self.features["first"][split, stage]
         else:
@@ -347,10 +402,51 @@ class Splits:
         worst = {r: float((held(shape, r) @ layers[r]).max()) if layers[r].any() else 0.0 for r in set(ranks)}
         return np.array([worst[r] for r in ranks])
 
+    def _split_in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
+        """One of IN_FLIGHT or WAITING under a schedule that splits the backward pass."""
+        cut, m = np.broadcast_arrays(split, grad_acc)
+        numbers, at = np.unique(m, return_inverse=True)
+        at = at.reshape(cut.shape)
+        asked = np.zeros((len(self._of_shape), len(numbers)), dtype=bool)
+        asked[self._shape[cut], at] = True
+        table = np.zeros((len(self.cuts), len(numbers), self.slots))
+        for shape, number in np.argwhere(asked).tolist():
+            table[self._of_shape[shape], number] = self._worst(name, shape, int(numbers[number]))
+        return table[cut, at, stage]
+
+    def _worst(self, name: str, shape: int, microbatches: int) -> Array:
+        """(cut, slot) the most of each cut of a shape; without a pipeline nothing waits."""
+        from parsolve.objectives import schedule
+
+        cuts = self._of_shape[shape]
+        pp, vpp = int(self.pp[cuts[0]]), int(self.vpp[cuts[0]])
+        if pp == 1:
+            plain = "first" if name == "embedding_in_flight" else name.removesuffix("_in_flight")
+            return self.features[plain][cuts] if name in IN_FLIGHT else np.zeros((len(cuts), self.slots))
+        order = schedule.saturated_shape(schedule.shape_of(pp, vpp, microbatches, self.schedule))
+        known = (name, shape, order.microbatches)
+        if known not in self._held:
+            worst = [
+                (self._per_chunk(name, cuts, rank * self._phases, vpp) @ phase[name in WAITING].T).max(axis=1)
+                for rank in range(pp)
+                for phase in (schedule.held_and_waiting(order, rank) * self._phases)[: self._phases]
+            ]
+            result = np.stack([worst[min(slot, len(worst) - 1)] for slot in range(self.slots)], axis=1).astype(float)
+            # the microbatch whose input gradients are being made has its logits instead
+            self._held[known] = np.maximum(result - 1.0, 0.0) if name == "head_waiting" else result
+        return self._held[known]
+
+    def _per_chunk(self, name: str, cuts: Array, slot: int, vpp: int) -> Array:
+        """(cut, chunk) what each chunk of a rank holds of the thing counted."""
+        if name in ("embedding_in_flight", "head_waiting"):
+            feature, chunk = ("first", 0) if name == "embedding_in_flight" else ("last", vpp - 1)
+            return np.asarray(self.features[feature][cuts, slot, None] * (np.arange(vpp) == chunk))
+        return np.asarray(self._chunks[name.split("_")[0]][cuts, slot, :vpp])
+
     @property
     def texts(self) -> list[str]:
         """Each cut as chunk sizes in model order."""
-        return ["|".join(map(str, model_order(cut.layers))) for cut in self.cuts]
+        return ["|".join(map(str, model_order(cut.layers, self.schedule))) for cut in self.cuts]
 
 
 def saturated(pp: Any, vpp: Any) -> Any:
@@ -374,10 +470,14 @@ def moe_layers(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
     return moe
 
 
-def _stages(cut: Split, layer_is_moe: tuple[bool, ...]) -> tuple[Array, Array, list[int]]:
+def _stages(cut: Split, layer_is_moe: tuple[bool, ...], schedule: str) -> tuple[Array, Array, list[int]]:
     """(rank, chunk) dense and MoE layer counts, and the representative ranks."""
     counts = np.array(cut.layers, dtype=np.int64)
-    moe = moe_layers(counts.T.ravel(), layer_is_moe).reshape(counts.T.shape).T
+    if schedule in FOLDED:
+        in_order = moe_layers(stages_in_model_order(counts, schedule), layer_is_moe)
+        moe = np.array(from_model_order(in_order.tolist(), cut.pp, schedule), dtype=np.int64)
+    else:
+        moe = moe_layers(counts.T.ravel(), layer_is_moe).reshape(counts.T.shape).T
     dense = counts - moe
     contents = np.concatenate((dense, moe), axis=1)
     changes = [0, *(np.flatnonzero((contents[1:] != contents[:-1]).any(axis=1)) + 1).tolist(), len(contents)]
@@ -389,8 +489,9 @@ def _stages(cut: Split, layer_is_moe: tuple[bool, ...]) -> tuple[Array, Array, l
     return dense, moe, sorted(edges)
 
 
-def _rows(dense: Array, moe: Array, ranks: list[int]) -> list[dict[str, float]]:
+def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str) -> list[dict[str, float]]:
     """What each representative rank of a cut holds."""
+    last = ranks_in_model_order(len(dense), dense.shape[1], schedule)[-1]
     shares = np.diff([-1, *ranks]) / len(dense)
     dense_ahead, moe_ahead = ((np.cumsum(layers[:, 0]) - layers[:, 0]).tolist() for layers in (dense, moe))
     of_dense, of_moe = (layers.sum(axis=1).tolist() for layers in (dense, moe))
@@ -401,7 +502,7 @@ def _rows(dense: Array, moe: Array, ranks: list[int]) -> list[dict[str, float]]:
             "dense": of_dense[rank],
             "moe": of_moe[rank],
             "first": rank == 0,
-            "last": rank == len(dense) - 1,
+            "last": rank == last,
             "dense_ahead": dense_ahead[rank],
             "moe_ahead": moe_ahead[rank],
             "embedding_ahead": rank > 0,

@@ -154,12 +154,12 @@ def format_count(value: float) -> str:
     return f"{value:g}"
 
 
-def fold_layers(layers_per_stage: Sequence[Sequence[int]]) -> str:
+def fold_layers(layers_per_stage: Sequence[Sequence[int]], schedule: str = "1f1b") -> str:
     """``15|16*6|15``: layers per chunk in model order, repeats folded."""
-    chunks = range(len(layers_per_stage[0])) if layers_per_stage else ()
-    counts = [rank[chunk] for chunk in chunks for rank in layers_per_stage]
+    from parsolve.splits import model_order
+
     runs: list[list[int]] = []
-    for n in counts:
+    for n in model_order(layers_per_stage, schedule):
         if runs and runs[-1][0] == n:
             runs[-1][1] += 1
         else:

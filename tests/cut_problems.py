@@ -149,7 +149,7 @@ class StageProblem:
         """Length of the schedule of one cut."""
         pp, m = int(self.values["pp"][0]), int(self.values["grad_acc"][0])
         dense, moe = (layers.T.ravel() for layers in self.p.splits.contents[i])
-        forward, backward, delay = pass_times(of, dense, moe)
+        forward, backward, delay, _ = pass_times(of, dense, moe)
         there, back = (from_model_order(times.tolist(), pp) for times in (forward, backward))  # type: ignore[arg-type]
         return simulate(there, back, m, delay=delay).makespan
 

@@ -15,6 +15,7 @@ from parsolve.functions import AXES, STAGE, Count, Function, Part
 from parsolve.objectives import counts
 from parsolve.optimizer.domains import build
 from parsolve.problem import Instance
+from parsolve.specs.workload import SPLIT_BACKWARD
 
 PROBLEMS = {
     "dense": ("h100-sxm:2x8", "llama2-13b", "megatron"),
@@ -24,6 +25,8 @@ PROBLEMS = {
     "old": ("v100-sxm-32gb:2x8", "gpt2-1.5b", "generic"),
     "groups": ("h100-sxm:4x8", "qwen3-30b-a3b", "megatron"),
     "second copies": ("h100-sxm:4x8", "llama2-13b", "deepspeed"),
+    "zbv": ("h100-sxm:4x8", "qwen3-30b-a3b", "torchtitan"),
+    "dualpipev": ("h800-sxm:8x8", "deepseek-v3", "generic"),
 }
 GROUPS = {"groups": 8, "second copies": 8}
 
@@ -40,6 +43,7 @@ def sample(request: pytest.FixtureRequest) -> tuple[Instance, dict[str, np.ndarr
         framework=framework,
         precision=precision,
         shard_group=GROUPS.get(request.param),
+        schedule=request.param if request.param in SPLIT_BACKWARD else "1f1b",
     )
     p, domains = build(problem, 64)
     rng = np.random.default_rng(7)

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from launch_problems import GPT, LATENT, config, experts, model, options, problem
 
+import parsolve
 from parsolve import Problem
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
 from parsolve.launchers import Launch, launch
 from parsolve.objectives import parameters
 from parsolve.specs import Recompute
-from parsolve.splits import Splits
+from parsolve.splits import Splits, balanced, model_order
 
 KEYS_FILE = Path(__file__).parents[2] / "shared" / "launch" / "deepspeed_keys.json"
 LAUNCHER_FLAGS = {"--hostfile", "--num_nodes", "--num_gpus"}
@@ -158,6 +159,37 @@ def test_experts_in_a_pipeline_are_not_partitioned() -> None:
     assert result.config["pipeline"] == {"pipe_partitioned": False, "grad_partitioned": False}
 
 
+PARTITIONS = {
+    (7, 2): [4, 3],
+    (7, 3): [3, 2, 2],
+    (7, 5): [2, 2, 1, 1, 1],
+    (10, 4): [3, 3, 2, 2],
+    (10, 6): [2, 2, 2, 2, 1, 1],
+    (30, 8): [4, 4, 4, 4, 4, 4, 3, 3],
+    (32, 6): [6, 6, 5, 5, 5, 5],
+    (40, 16): [3] * 8 + [2] * 8,
+    (61, 16): [4] * 13 + [3] * 3,
+    (126, 4): [32, 32, 31, 31],
+}
+"""Layers and stages: what DeepSpeed 0.19.8's partition_balanced makes of weights 0, 0, 1 for each layer, 0, 0."""
+
+
+@pytest.mark.parametrize(("layers", "stages"), PARTITIONS)
+def test_uneven_stages_are_those_that_deepspeed_makes(layers: int, stages: int) -> None:
+    wanted = PARTITIONS[layers, stages]
+    assert model_order(balanced(layers, stages, 1)) == wanted
+    p = ds_problem(f"h100-sxm:{stages}x8", shape={"num_layers": layers}, gbs=64 * stages)
+    text = "|".join(map(str, wanted))
+    axes = f"pp={stages},mbs=1,zero=1"
+    assert {v.rule for v in parsolve.check(p, f"{axes},layers_per_stage={text}")} == set()
+    assert {v.rule for v in parsolve.check(p, axes)} == set()  # it is what DeepSpeed makes by itself
+    others = "|".join(map(str, wanted[::-1]))
+    assert {v.rule for v in parsolve.check(p, f"{axes},layers_per_stage={others}")} == {"layers_divide"}
+    found = parsolve.solve(p, top=1, pin={"pp": stages, "tp": 1, "ep": 1})
+    assert found.plans[0].config.layers_per_stage == balanced(layers, stages, 1)
+    assert "pretrain_gpt.py" in found.plans[0].args("deepspeed")
+
+
 @pytest.mark.parametrize(
     ("shape", "axes", "reason"),
     [
@@ -174,7 +206,7 @@ def test_experts_in_a_pipeline_are_not_partitioned() -> None:
         ({"moe": experts()}, {"tp": 2, "etp": 1, "ep": 2}, "etp=1"),
         ({"moe": experts()}, {"ep": 2, "zero": 3}, "ZeRO-3"),
         ({}, {"pp": 2, "vpp": 2}, "virtual stages"),
-        ({}, {"pp": 2, "layers_per_stage": ((7,), (9,))}, "evenly"),
+        ({}, {"pp": 2, "layers_per_stage": ((7,), (9,))}, "the fuller ones first"),
         ({}, {"pp": 2, "zero": 2}, "ZeRO 0 and 1"),
         ({}, {"cp": 2, "tp": 2}, "tp=1 and pp=1"),
         ({}, {"tp": 8}, "key/value heads"),

@@ -50,7 +50,7 @@ def test_passes_follow_their_inputs_and_never_overlap(seed: int) -> None:
     assert len(passes.end) == 2 * stages * shape.microbatches
     at = {
         (stage, microbatch, back): (start, end)
-        for _, stage, microbatch, back, start, end in zip(*(c.tolist() for c in passes), strict=True)
+        for _, stage, microbatch, back, start, end, _ in zip(*(c.tolist() for c in passes), strict=True)
     }
     assert len(at) == len(passes.end)
     for (stage, microbatch, back), (start, end) in at.items():

@@ -21,7 +21,7 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FRAMEWORKS = ("megatron", "deepspeed", "torchtitan", "accelerate", "nemo", "generic")
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "zbv", "dualpipev")
 QUANTIZED = ("weights", "gradients", "both")
 PRECISIONS = ("bf16", "fp16", "fp8")
 OPTIMIZERS = ("adam", "sgd")
@@ -173,7 +173,8 @@ _WORKLOAD = (
         type=click.Choice(SCHEDULES),
         default="1f1b",
         show_default=True,
-        help="Pipeline schedule: 1F1B (interleaved when vpp > 1), or GPipe (torchtitan, generic).",
+        help="Pipeline schedule: 1F1B (interleaved when vpp > 1); GPipe, zero bubble (interleaved, or ZBV's two stages "
+        "a rank), DualPipeV (torchtitan, generic).",
     ),
     click.option(
         "--mtp-layers",

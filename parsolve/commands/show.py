@@ -99,14 +99,15 @@ def _launch(
     from parsolve.commands.launching import write_launch
 
     plan = data["plans"][index]
+    text = words.config_text(plan["config"], words.schedule_of(data))
     try:
         made = launch(index, output.format)
     except NotExpressibleError as error:
         mend = f"solve with --framework {output.format}" if data["problem"]["framework"] != output.format else ""
-        about = f"plan {plan['rank']} ({words.config_text(plan['config'])}) has no {output.format} command"
+        about = f"plan {plan['rank']} ({text}) has no {output.format} command"
         raise NotExpressibleError(f"{about}: {error}{f'; {mend}' if mend else ''}") from None
     name, step = data["problem"]["model"]["name"], plan["estimate"]["step_time_s"] if plan["estimate"] else None
-    about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {words.config_text(plan['config'])}"
+    about = f"parsolve plan {plan['rank']} of {len(data['plans'])} for {name}: {text}"
     place = _place(data) if slurm else None
     write_launch(made, f"{about}, {seconds(step)} a step" if step else about, output, place)
 

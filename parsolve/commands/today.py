@@ -103,8 +103,7 @@ def better(problem: Problem, checked: Result, output: Output) -> dict[str, Any] 
     now, then = (e.time_per_token_s if per_token else e.step_time_s for e in (today, plan.estimate))
     config = plan.config.to_json()
     relation = f"{now / then:.2f} times as fast" if now > 1.005 * then else "no faster than today's"
+    text = config_text(config, problem.workload.schedule)
     best = "the best plan" if found.status == "optimal" else f"the best plan found in {COMPARE_S:.0f} s"
-    output.note(
-        "better", f"{best} takes {seconds(plan.estimate.step_time_s)} a step, {relation}: {config_text(config)}"
-    )
+    output.note("better", f"{best} takes {seconds(plan.estimate.step_time_s)} a step, {relation}: {text}")
     return {"config": config, "step_time_s": plan.estimate.step_time_s, "speedup": now / then, "status": found.status}

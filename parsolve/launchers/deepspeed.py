@@ -19,6 +19,7 @@ from parsolve.launchers.hugging_face import add_run_clm
 from parsolve.launchers.megatron_deepspeed import add_megatron_deepspeed
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
+from parsolve.splits import balanced
 
 CONFIG_FILE, HOST_FILE, ENVIRONMENT_FILE = "ds_config.json", "hostfile", ".deepspeed_env"
 BUCKET_ELEMENTS = 200_000_000
@@ -71,8 +72,10 @@ def _refuse(problem: Problem, config: Config) -> None:
         raise NotExpressibleError("fp8 training is not part of DeepSpeed's own configuration: use bf16")
     if config.vpp > 1:
         raise NotExpressibleError(f"vpp={config.vpp}: DeepSpeed's pipeline engine has no virtual stages")
-    if len({sum(rank) for rank in config.layers_per_stage}) > 1:
-        raise NotExpressibleError("uneven pipeline stages: DeepSpeed's pipeline engine divides the layers evenly")
+    if config.layers_per_stage != balanced(problem.model.num_layers, config.pp, config.vpp):
+        raise NotExpressibleError(
+            "these pipeline stages: DeepSpeed makes stages that differ by a layer at most, the fuller ones first"
+        )
     if config.cp > 1 and (config.tp > 1 or config.pp > 1):
         raise NotExpressibleError(f"cp={config.cp}: DeepSpeed's sequence parallelism needs tp=1 and pp=1")
     if config.zero >= 2 and config.pp > 1:

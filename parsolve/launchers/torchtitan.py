@@ -20,6 +20,13 @@ from parsolve.problem import Problem
 from parsolve.specs import Recompute
 
 MODEL_FILE, MODULE = "titan_model.py", "titan_model"
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
 ASSETS = ShellWord('"${HF_ASSETS_PATH:-./tests/assets/tokenizer}"')
 
 
@@ -40,6 +47,8 @@ class TorchtitanLauncher:
         _add_batch(args, problem, config)
         args.words.append("activation-checkpoint:full" if config.recompute else "activation-checkpoint:none")
         args.note(f"run it in a checkout of torchtitan, beside {MODEL_FILE}: data and tokenizer are its test assets")
+        if config.pp > 1 and problem.workload.schedule == "dualpipev":
+            args.note("torchtitan logs on the last rank, but the loss of DualPipeV is on the first: it shows as -1")
         if problem.model.mtp_layers:
             args.note("multi-token-prediction layers are left out, as in the estimate")
         argv = [*torchrun(args, problem), "-m", "torchtitan.train", *args.words]
@@ -70,8 +79,9 @@ def _add_grid(args: Arguments, problem: Problem, config: Config) -> None:
     args.add("--parallelism.context-parallel-degree", config.cp)
     args.add("--parallelism.pipeline-parallel-degree", config.pp)
     if config.pp > 1:
-        schedule = "GPipe" if problem.workload.schedule == "gpipe" else "1F1B"
-        args.add("--parallelism.pipeline-parallel-schedule", "Interleaved1F1B" if config.vpp > 1 else schedule)
+        schedule = SCHEDULES[problem.workload.schedule]
+        interleaved = schedule == "1F1B" and config.vpp > 1
+        args.add("--parallelism.pipeline-parallel-schedule", "Interleaved1F1B" if interleaved else schedule)
         args.add("--parallelism.pipeline-parallel-microbatch-size", config.mbs)
     if problem.model.moe:
         args.add("--parallelism.expert-parallel-degree", config.ep)

@@ -21,6 +21,13 @@ from torchtitan.models.common import {rope}, Embedding, Linear, RMSNorm
 from torchtitan.trainer import Trainer
 """
 FP8_IMPORT = "from torchtitan.components.quantization import Float8LinearConverter\n"
+KEPT_GRAPHS_IMPORT = "import torch._functorch.config\n"
+KEPT_GRAPHS = """
+# gradients of inputs and of weights are made one after the other from one graph, that of compiled attention too
+torch._functorch.config.donated_buffer = False
+"""
+"""Source: PyTorch 2.13, _functorch/config.py: must be False for a backward pass that keeps its graph; else, measured,
+it is refused once the same function has run a whole backward pass."""
 BODY = """
 
 def shape():
@@ -81,17 +88,20 @@ def model_file(problem: Problem, config: Config) -> str:
         arguments="\n".join(lines),
         convert=CONVERT if fp8 else "",
         loss="loss" if config.pp > 1 else "ChunkedLossWrapper.Config(loss_fn=loss)",
-        stages=_stages(config),
+        stages=_stages(config, problem.workload.schedule),
     )
     imports = IMPORTS.format(family=family, rope=rope) + (FP8_IMPORT if fp8 else "")
-    return f'"""A model of parsolve for torchtitan 0.3."""\n\nfrom dataclasses import replace\n\n{imports}{body}'
+    first = "from dataclasses import replace\n"
+    if config.pp > 1 and problem.workload.splits_backward:
+        first, imports = f"{first}\n{KEPT_GRAPHS_IMPORT}", f"{imports}{KEPT_GRAPHS}"
+    return f'"""A model of parsolve for torchtitan 0.3."""\n\n{first}\n{imports}{body}'
 
 
-def _stages(config: Config) -> str:
+def _stages(config: Config, schedule: str) -> str:
     """The modules of each pipeline stage in model order, as a Python expression; None without a pipeline."""
     if config.pp == 1:
         return "None"
-    counts = model_order(config.layers_per_stage)
+    counts = model_order(config.layers_per_stage, schedule)
     parts, first = [], 0
     for i, count in enumerate(counts):
         names = [f"layers.{n}" for n in range(first, first + count)]

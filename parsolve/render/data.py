@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from parsolve.render.words import schedule_of
 from parsolve.units import fold_layers
 
 CONFIG_COLUMNS = ("tp", "pp", "cp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "gbs", "vpp", "recompute")
@@ -44,7 +45,7 @@ def to_csv(data: Mapping[str, Any]) -> str:
     for plan in plans:
         config, estimate = plan["config"], plan["estimate"] or {}
         row: list[Any] = [plan["rank"], *(config[name] for name in CONFIG_COLUMNS)]
-        row += [str(config["sequence_parallel"]).lower(), fold_layers(config["layers_per_stage"])]
+        row += [str(config["sequence_parallel"]).lower(), fold_layers(config["layers_per_stage"], schedule_of(data))]
         row += [estimate.get(name, "") for name in FIGURES]
         row += [plan["relative"], plan["limited_by"], estimate.get("worst_stage", "")]
         row += [estimate.get("terms_s", {}).get(name, "") for name in terms]

@@ -181,11 +181,11 @@ def _plan_table(data: Mapping[str, Any], style: Style) -> list[RenderableType]:
 
 
 def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[RenderableType]:
-    config, estimate = plan["config"], plan["estimate"]
+    config, estimate, schedule = plan["config"], plan["estimate"], words.schedule_of(data)
     text = [
         "",
-        f"plan {plan['rank']}: {words.config_text(config)}",
-        f"layers per {'chunk' if config['vpp'] > 1 else 'stage'}: {fold_layers(config['layers_per_stage'])}"
+        f"plan {plan['rank']}: {words.config_text(config, schedule)}",
+        f"layers per {'chunk' if config['vpp'] > 1 else 'stage'}: {fold_layers(config['layers_per_stage'], schedule)}"
         + stages.modules(plan["stages"][-1]),
         f"placement: {', '.join(f'{axis} on {level}' for axis, level in plan['placement'].items() if level != 'none')}"
         if any(level != "none" for level in plan["placement"].values())

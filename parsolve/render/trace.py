@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     from parsolve.result import Plan
 
 
+CATEGORIES = {"F": "forward", "B": "backward"}
+SPLIT_CATEGORIES = {"F": "forward", "B": "backward for inputs", "W": "backward for weights"}
+
+
 def chrome_trace(plan: Plan) -> str:
     """The JSON of one step: a process a pipeline rank, a complete event ("X") a pass; ts and dur in microseconds.
 
     ``F mb3 chunk1`` is the forward pass of microbatch 3 through the rank's chunk 1, ``B`` its backward pass; both count
-    from 0. What comes after the pipeline (gradient reduction, optimizer) is not in it.
+    from 0. Where the schedule splits it, ``B`` is the pass for the gradients of inputs and ``W`` that for the weights'.
+    What comes after the pipeline (gradient reduction, optimizer) is not in it.
     """
     passes, pp, cut = plan.timeline(), plan.config.pp, plan.config.layers_per_stage
+    split = bool(passes.is_weight.any())
     events: list[dict[str, object]] = [
         {
             "ph": "M",
@@ -32,13 +38,13 @@ def chrome_trace(plan: Plan) -> str:
         events[-1]["args"] = {
             "name": f"pipeline rank {pp - 1}, layers {fold_layers(cut[-1:])} + {plan.problem.mtp_layers} MTP"
         }
-    for rank, stage, microbatch, back, start, end in zip(*(column.tolist() for column in passes), strict=True):
-        chunk = stage // pp
+    for rank, stage, microbatch, back, start, end, late in zip(*(column.tolist() for column in passes), strict=True):
+        chunk, letter = stage // pp, "W" if late else "B" if back else "F"
         events.append(
             {
                 "ph": "X",
-                "name": f"{'B' if back else 'F'} mb{microbatch} chunk{chunk}",
-                "cat": "backward" if back else "forward",
+                "name": f"{letter} mb{microbatch} chunk{chunk}",
+                "cat": (SPLIT_CATEGORIES if split else CATEGORIES)[letter],
                 "pid": rank,
                 "tid": 0,
                 "ts": 1e6 * start,

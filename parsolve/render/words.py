@@ -22,6 +22,14 @@ def _count(value: float) -> str:
     return f"{value:g}"
 
 
+SCHEDULES = {"gpipe": ", GPipe", "zero-bubble": ", zero bubble", "zbv": ", ZBV", "dualpipev": ", DualPipeV"}
+
+
+def schedule_of(data: Data) -> str:
+    """The pipeline schedule of a result."""
+    return str(data["problem"]["workload"].get("schedule", "1f1b"))
+
+
 def headline(data: Data) -> str:
     """Model, cluster and workload in one sentence."""
     problem = data["problem"]
@@ -37,8 +45,7 @@ def headline(data: Data) -> str:
     if workload.get("gbs_tolerance") is not None:
         batch += f" +- {100 * workload['gbs_tolerance']:g} %"
     framework = f"{problem['framework']} {problem['framework_version']}".strip()
-    if workload.get("schedule") == "gpipe":
-        framework += ", GPipe"
+    framework += SCHEDULES.get(schedule_of(data), "")
     return (
         f"{model['name']} ({_count(model['num_params'])} parameters{active}) on {cluster['name']} "
         f"({gpus} {cluster['gpu']['name']}), {framework}, {workload['precision']}, sequence {workload['seq_len']}, "
@@ -46,7 +53,7 @@ def headline(data: Data) -> str:
     )
 
 
-def config_text(config: Data) -> str:
+def config_text(config: Data, schedule: str) -> str:
     """The configuration as ``--config`` reads it."""
     names = ("tp", "pp", "cp", "ep", "etp", "dp", "zero", "mbs", "grad_acc", "vpp", "recompute")
     shown = [f"{name}={config[name]}" for name in names if config[name] != {"cp": 1, "ep": 1, "vpp": 1}.get(name)]
@@ -56,7 +63,7 @@ def config_text(config: Data) -> str:
         shown.append(f"sequence_parallel={str(config['sequence_parallel']).lower()}")
     counts = {n for rank in config["layers_per_stage"] for n in rank}
     if len(counts) > 1:
-        shown.append(f"layers_per_stage={fold_layers(config['layers_per_stage'])}")
+        shown.append(f"layers_per_stage={fold_layers(config['layers_per_stage'], schedule)}")
     return ",".join(shown)
 
 
@@ -77,7 +84,7 @@ def comparisons(data: Data) -> list[str]:
     if baseline:
         relation = _slower(baseline["relative"], data)
         step = seconds(baseline["step_time_s"])
-        lines.append(f"rule of thumb: {config_text(baseline['config'])} takes {step}, {relation}")
+        lines.append(f"rule of thumb: {config_text(baseline['config'], schedule_of(data))} takes {step}, {relation}")
     elif data["plans"] and data["status"] in ("optimal", "feasible"):
         lines.append("rule of thumb: finds no legal plan here")
     return [*lines, *_equal_stages(data, even)]
@@ -96,7 +103,7 @@ def _equal_stages(data: Data, even: Data | None) -> list[str]:
         return [] if even["config"]["pp"] == 1 else ["best equal stages: the best plan itself has them"]
     step, found = seconds(even["step_time_s"]), "" if proven else " (not proven the best of them)"
     relation = _slower(even["relative"], data)
-    return [f"best equal stages: {config_text(even['config'])} takes {step}, {relation}{found}"]
+    return [f"best equal stages: {config_text(even['config'], schedule_of(data))} takes {step}, {relation}{found}"]
 
 
 def _slower(relative: float, data: Data) -> str:
@@ -232,7 +239,8 @@ def counterfactuals(data: Data) -> list[str]:
             per = f" per token, batch {item['config']['gbs']}" if data["objective"]["unit"] == "s/token" else ""
             most = "" if item["proven"] else "at most "
             step = f"{most}{seconds(item['step_time_s'])} a step, {item['relative']:.3f} times the best{per}"
-            lines.append(f"- {item['change']}: {step}; {item['cause']} ({config_text(item['config'])})")
+            text = config_text(item["config"], schedule_of(data))
+            lines.append(f"- {item['change']}: {step}; {item['cause']} ({text})")
     return ["what other choices would cost:", *lines] if lines else []
 
 

@@ -14,7 +14,11 @@ MEGATRON_LIKE = ("megatron", "nemo")
 """Frameworks on Megatron-Core: one set of rules, two spellings."""
 Precision = Literal["bf16", "fp16", "fp8"]
 Optimizer = Literal["adam", "sgd"]
-Schedule = Literal["1f1b", "gpipe"]
+Schedule = Literal["1f1b", "gpipe", "zero-bubble", "zbv", "dualpipev"]
+SPLIT_BACKWARD = ("zero-bubble", "zbv", "dualpipev")
+"""Schedules whose backward pass is two: for the gradients of inputs, and for those of weights."""
+FOLDED = ("zbv", "dualpipev")
+"""Schedules that place a rank's stages in a V: odd chunks go from the last rank back to the first."""
 Quantized = Literal["weights", "gradients", "both"]
 AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
@@ -54,7 +58,9 @@ class Workload(Spec):
     ``shard_group`` is the number of neighbouring dp*cp ranks that share one sharded copy under ZeRO 1 to 3, with copies
     across the groups (hybrid sharding); None: all of them. Under DeepSpeed it is ZeRO++'s hpZ.
     ``zero_quantized`` sends ZeRO-3's weights in 8 and its gradients in 4 bits (DeepSpeed's ZeRO++), which rounds them.
-    ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages), or GPipe, all forward passes first.
+    ``schedule`` is the pipeline's: 1F1B (interleaved with virtual stages); GPipe, all forward passes first; or one that
+    makes the gradients of inputs first and those of weights later, interleaved (zero-bubble), or with two stages a rank
+    placed in a V (zbv, dualpipev).
     ``mtp_layers`` is the number of multi-token-prediction modules that are trained; None: as many as the model has
     where the launcher trains them (Megatron-Core), else none.
     ``train_tokens`` is the token budget of the whole run, which sets the number of steps in launch lines.
@@ -96,6 +102,11 @@ class Workload(Spec):
                 f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"
             )
         return self
+
+    @property
+    def splits_backward(self) -> bool:
+        """The pipeline's backward pass is two, for the gradients of inputs and of weights."""
+        return self.schedule in SPLIT_BACKWARD
 
     def quantizes(self, what: Literal["weights", "gradients"]) -> bool:
         """Whether ZeRO-3 is to send its weights, or its gradients, quantised."""
