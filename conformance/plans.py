@@ -15,7 +15,7 @@ from typing import Any
 import parsolve
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.evaluation import instance_for, violations
+from parsolve.evaluation import instance_of, violations
 from parsolve.launchers import launch
 from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
@@ -131,7 +131,7 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
         if drawn is None:
             continue
         problem, config = drawn
-        if violations(instance_for(problem, config.layers_per_stage, config.gbs), config):
+        if violations(instance_of(problem, config), config):
             continue
         try:
             made = launch(framework, problem, config)
@@ -161,7 +161,7 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
 
 def per_stage(problem: Problem, config: Config) -> list[list[float]]:
     """Dense and expert parameters of one GPU of every pipeline rank."""
-    p = instance_for(problem, config.layers_per_stage, config.gbs)
+    p = instance_of(problem, config)
     flags, result = problem.model.layer_is_moe, []
     first, order = 0, {}
     for chunk in range(config.vpp):

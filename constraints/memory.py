@@ -9,7 +9,7 @@ import numpy as np
 
 from parsolve.functions import Count, Limit, Part, StageMax, Term, term
 from parsolve.objectives import counts, parameters
-from parsolve.objectives.compute import SELECTIVE_SHARE, token_share, tokens
+from parsolve.objectives.compute import SELECTIVE_SHARE, repeats_attention, token_share, tokens
 from parsolve.objectives.optimizer_step import sharing
 from parsolve.objectives.shard_groups import expert_group_size, group_size, second_copy
 from parsolve.problem import Instance
@@ -144,7 +144,7 @@ def _checkpoint(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
 
 
 def _attention_saved(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
-    scores = np.where(recompute == Recompute.NONE, _score_bytes(p, tp, cp), 0.0)
+    scores = np.where(repeats_attention(recompute) == 0, _score_bytes(p, tp, cp), 0.0)
     return tokens(p, cp, mbs) * (_attention_bytes(p, tp) + scores)
 
 
@@ -167,51 +167,81 @@ def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
 
 
 def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
-    """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half."""
-    kept = np.where(recompute == Recompute.FULL, checkpoint, full)
+    """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half.
+
+    recompute=block: the input of every layer here, and beside it what the others keep more (``_kept_more``).
+    """
+    kept = np.where((recompute == Recompute.FULL) | (recompute == Recompute.BLOCK), checkpoint, full)
     if p.framework != "generic":
         return kept
     partly = (1.0 - SELECTIVE_SHARE) * full + SELECTIVE_SHARE * checkpoint
     return np.where(recompute == Recompute.SELECTIVE, partly, kept)
 
 
+def _dense_full(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """All that a dense layer saves or, rebuilt, holds for one microbatch, bytes."""
+    saved = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    return p.profile.activation_memory * saved
+
+
+def _moe_full(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """All that an MoE layer saves or, rebuilt, holds for one microbatch, bytes."""
+    saved = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
+    return p.profile.activation_memory * saved
+
+
 KORTHIKANTI = "Korthikanti et al. 2022, section 4, counted per tensor"
+NONE, FULL = np.asarray(int(Recompute.NONE)), np.asarray(int(Recompute.FULL))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one dense layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    )
-    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
+    return _kept(p, recompute, _dense_full(p, tp, cp, mbs, recompute), _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
-    )
-    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
+    return _kept(p, recompute, _moe_full(p, tp, cp, etp, mbs, recompute), _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_layer_kept(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What a dense layer that is not recomputed keeps beyond its input for one microbatch, bytes (recompute=block)."""
+    return np.maximum(0.0, _dense_full(p, tp, cp, mbs, NONE) - _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_layer_kept(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+    """What an MoE layer that is not recomputed keeps beyond its input for one microbatch, bytes (recompute=block)."""
+    return np.maximum(0.0, _moe_full(p, tp, cp, etp, mbs, NONE) - _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_layer_rebuilt(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """One dense layer rebuilt at a time where a chunk recomputes all its layers, bytes (recompute=block)."""
+    return _dense_full(p, tp, cp, mbs, FULL)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_layer_rebuilt(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+    """One MoE layer rebuilt at a time where a chunk recomputes all its layers, bytes (recompute=block)."""
+    return _moe_full(p, tp, cp, etp, mbs, FULL)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """One dense layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = np.where(recompute == Recompute.FULL, _dense_full(p, tp, cp, mbs, recompute), 0.0)
+    return rebuilt + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """One MoE layer rebuilt at a time when layers are recomputed, and the copies of the scores in use, bytes."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs)
-    )
-    return np.where(recompute == Recompute.FULL, full, 0.0) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = np.where(recompute == Recompute.FULL, _moe_full(p, tp, cp, etp, mbs, recompute), 0.0)
+    return rebuilt + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -268,12 +298,18 @@ def stage_memory(p: Instance) -> StageMax:
         states.append((DENSE_LAYER_STATES, counts.dense_layers))
         activations.append((dense_layer_activations, counts.dense_layers_in_flight))
         activations.append((dense_working_set, counts.holds_dense))
+        if p.splits.with_recomputation:
+            activations.append((dense_layer_kept, counts.dense_kept_in_flight))
+            activations.append((dense_layer_rebuilt, counts.rebuilds_dense))
         gathered.append((gathered_dense_layers, counts.holds_dense))
     if p.model.num_moe_layers:
         experts = EXPERT_STATES if p.workload.shard_group is None else GROUPED_EXPERT_STATES
         states += [(MOE_LAYER_STATES, counts.moe_layers), (experts, counts.moe_layers)]
         activations.append((moe_layer_activations, counts.moe_layers_in_flight))
         activations.append((moe_working_set, counts.holds_moe))
+        if p.splits.with_recomputation:
+            activations.append((moe_layer_kept, counts.moe_kept_in_flight))
+            activations.append((moe_layer_rebuilt, counts.rebuilds_moe))
         gathered.append((gathered_moe_layers, counts.holds_moe))
     parts = [Part(t, here) for terms, here in states for t in terms]
     parts += [Part(t, here) for t, here in activations]

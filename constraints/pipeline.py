@@ -8,6 +8,7 @@ import numpy as np
 
 from parsolve.functions import rule
 from parsolve.problem import Instance
+from parsolve.specs import Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
 
 LAYOUT_SINCE = (0, 13)
@@ -23,6 +24,41 @@ def split_ranks(p: Instance, *, split: Any, pp: Any) -> Any:
 def split_chunks(p: Instance, *, split: Any, vpp: Any) -> Any:
     """A cut belongs to one number of virtual chunks."""
     return p.splits.vpp[split] == vpp
+
+
+@rule("the layer cut is for recompute_layers other than {recompute_layers}", role="grid")
+def split_recomputed(p: Instance, *, split: Any, recompute_layers: Any) -> Any:
+    """How many layers of each chunk are recomputed belongs to a cut."""
+    return p.splits.recomputed[split] == recompute_layers
+
+
+@rule(
+    "recompute_layers={recompute_layers} with recompute={recompute}: give it with recompute=block (3), and only then",
+    role="canonical",
+)
+def recomputed_layers(p: Instance, *, recompute: Any, recompute_layers: Any) -> Any:
+    """recompute=block recomputes some layers of a chunk, the others a fixed share."""
+    return (np.asarray(recompute) == Recompute.BLOCK) == (np.asarray(recompute_layers) > 0)
+
+
+@rule(
+    "all layers of every chunk ({p.splits.texts[0]}) are among the first that recompute=block recomputes: write"
+    " recompute=full",
+    role="canonical",
+)
+def not_all_recomputed(p: Instance, *, split: Any) -> Any:
+    """recompute=block recomputes fewer layers than the fullest chunk holds."""
+    return (p.splits.recomputed[split] == 0) | (p.splits.recomputed[split] < p.splits.fullest[split])
+
+
+@rule(
+    "recompute=block (3): {p.framework} recomputes no part of a chunk's layers; use none, full or its selective",
+    frameworks=("deepspeed", "torchtitan", "accelerate"),
+    source="only Megatron-Core has --recompute-method block; DeepSpeed's pipeline checkpoints every layer",
+)
+def block_recomputation(p: Instance, *, recompute: Any) -> Any:
+    """Recomputing the first layers of every chunk needs Megatron-Core (or a generic framework)."""
+    return np.asarray(recompute) != Recompute.BLOCK
 
 
 @rule("vpp={vpp} without a pipeline (pp={pp}): use vpp=1", role="canonical")
@@ -102,6 +138,10 @@ def gpipe_launcher(p: Instance, *, pp: Any) -> Any:
 RULES = (
     split_ranks,
     split_chunks,
+    split_recomputed,
+    recomputed_layers,
+    not_all_recomputed,
+    block_recomputation,
     chunks_need_pipeline,
     enough_layers,
     layers_divide,

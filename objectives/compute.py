@@ -23,6 +23,14 @@ def token_share(p: Instance, tp: Any) -> Any:
     return 1.0 / tp if p.sequence_parallel else np.ones_like(tp, dtype=float)
 
 
+def repeats_attention(recompute: Any) -> Any:
+    """1.0 where a layer's attention is computed again: selective or whole-layer recomputation.
+
+    Under recompute=block a layer costs what it does without; what repeating some costs is objectives.recomputation's.
+    """
+    return ((recompute == Recompute.SELECTIVE) | (recompute == Recompute.FULL)) * 1.0
+
+
 SELECTIVE_SHARE = 0.5
 """Share of a layer that selective recomputation repeats outside Megatron: every second operation (torchtitan's default)
 or every second layer (fms-fsdp). Megatron's selective recomputes core attention only."""
@@ -103,7 +111,7 @@ def attention_core(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -
     over cp ranks takes cp kernels, and each block after the first rescales the output in fp32.
     Not fused: two products over the full square of scores and a softmax that streams it through memory.
     """
-    again = (recompute != Recompute.NONE) * 1.0
+    again = repeats_attention(recompute)
     compute = _fused_attention if p.flash_attention else _unfused_attention
     return compute(p, tp, cp, mbs, again)
 

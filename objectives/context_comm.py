@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 
 from parsolve.functions import term
-from parsolve.objectives.compute import attention_core, tokens
+from parsolve.objectives.compute import attention_core, repeats_attention, tokens
 from parsolve.objectives.network import all_to_all_time, pass_time
 from parsolve.objectives.parameters import kv_heads_per_rank
 from parsolve.problem import Instance
-from parsolve.specs import Recompute
 
 
 def _traffic(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """All context-parallel transfers of one layer and microbatch, s."""
     model = p.model
     rows = tokens(p, cp, mbs)
-    again = (recompute != Recompute.NONE) * 1.0
+    again = repeats_attention(recompute)
     if p.framework == "deepspeed":
         heads = 2 * model.num_heads / tp + 2 * kv_heads_per_rank(p, tp)
         return (2.0 + again) * all_to_all_time(p, cp, tp, 2.0 * rows * heads * model.qk_head_size)

@@ -12,6 +12,7 @@ from parsolve.constraints.pipeline import LAYOUT_SINCE
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
+from parsolve.specs import Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Split, Splits, balanced, classify, enumerate_splits, free, free_shape
 
@@ -47,6 +48,7 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
         "zero": (0, 1, 2, 3),
         "vpp": tuple(range(1, model.num_layers + 1)),
         "recompute": tuple(int(r) for r in sorted(problem.workload.recompute)),
+        "recompute_layers": tuple(range(model.num_layers)),
     }
 
 
@@ -100,14 +102,28 @@ def takes_any_cut(problem: Problem) -> bool:
     return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 
 
-def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
-    """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
-    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut)
+def split_list(
+    problem: Problem,
+    pp: tuple[int, ...],
+    vpp: tuple[int, ...],
+    any_cut: bool = False,
+    recomputed: tuple[int, ...] = (0,),
+) -> Splits:
+    """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once.
+
+    Those that can be listed with each of the numbers ``recomputed`` of recomputed layers a chunk that it allows.
+    """
+    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut, recomputed)
 
 
 @lru_cache(maxsize=64)
 def _split_list(
-    layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool
+    layer_is_moe: tuple[bool, ...],
+    framework: str,
+    pp: tuple[int, ...],
+    vpp: tuple[int, ...],
+    any_cut: bool,
+    recomputed: tuple[int, ...],
 ) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
@@ -119,7 +135,18 @@ def _split_list(
     cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
     if framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
-    return Splits(layer_is_moe, cuts)
+    partly = [n for n in recomputed if n > 0]
+    whole_cuts = cuts if 0 in recomputed else []
+    return Splits(
+        layer_is_moe, [*whole_cuts, *(c._replace(recomputed=n) for c in cuts for n in partly if n < c.fullest)]
+    )
+
+
+def recomputed_layers(domains: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """How many layers of each chunk may be recomputed, with the kinds of recomputation on offer."""
+    partly = Recompute.BLOCK in domains["recompute"]
+    others = any(kind != Recompute.BLOCK for kind in domains["recompute"])
+    return tuple(n for n in domains["recompute_layers"] if (partly if n else others))
 
 
 def build(
@@ -132,11 +159,13 @@ def build(
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
     domains["dp"] = _grid_filling_dp(problem, gbs, domains)
-    splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
+    domains["recompute_layers"] = recomputed_layers(domains)
+    splits = split_list(problem, domains["pp"], domains["vpp"], any_cut, domains["recompute_layers"])
     p = problem.instance(gbs, splits)
     arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
     arrays["split"] = np.arange(len(splits.cuts), dtype=np.int64)
     if splits.cuts:
         arrays["vpp"] = arrays["vpp"][np.isin(arrays["vpp"], splits.vpp)]
         arrays["pp"] = arrays["pp"][np.isin(arrays["pp"], splits.pp)]
+        arrays["recompute_layers"] = arrays["recompute_layers"][np.isin(arrays["recompute_layers"], splits.recomputed)]
     return p, arrays

@@ -22,7 +22,7 @@ from parsolve.config import Config
 from parsolve.errors import InternalError
 from parsolve.evaluation import (
     active_limits,
-    instance_for,
+    instance_of,
     objective_rows,
     objective_value,
     total_time,
@@ -116,6 +116,7 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
         Config(
             **{name: int(column[i]) for name, column in columns.items()},
             recompute=Recompute(int(table.values["recompute"][i])),
+            recompute_layers=int(table.values["recompute_layers"][i]),
             layers_per_stage=p.splits.cuts[int(table.values["split"][i])].layers,
             sequence_parallel=bool(p.sequence_parallel and table.values["tp"][i] > 1),
         )
@@ -391,9 +392,9 @@ class _Search:
         """Put the seeds of this batch size on the list."""
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
-            listed = config.layers_per_stage in p.splits.index
+            listed = config.cut in p.splits.index
             if config.gbs == p.gbs and inside and (listed or self.any_cut):
-                own = p if listed else instance_for(self.problem, config.layers_per_stage, p.gbs)
+                own = p if listed else instance_of(self.problem, config)
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))
 
@@ -497,7 +498,7 @@ class _Search:
 
 def _assignment(p: Instance, config: Config) -> dict[str, int]:
     """The plan's axes, its cut among them where that is listed."""
-    cut = p.splits.index.get(config.layers_per_stage)
+    cut = p.splits.index.get(config.cut)
     return config.axes() if cut is None else {**config.axes(), "split": cut}
 
 

@@ -129,10 +129,10 @@ def find(name: str) -> list[Entry]:
 def plan_formulas(plan: Plan) -> list[dict[str, Any]]:
     """For every line of a plan's time and memory, the figure and the functions that it is made of."""
     from parsolve.constraints.memory import stage_memory
-    from parsolve.evaluation import instance_for
+    from parsolve.evaluation import instance_of
     from parsolve.objectives.step_time import step_time
 
-    p = instance_for(plan.problem, plan.config.layers_per_stage, plan.config.gbs)
+    p = instance_of(plan.problem, plan.config)
     estimate = plan.estimate
     memory = {name: amount for name, amount in estimate.memory_bytes.items() if name not in ("total", "limit")}
     return [

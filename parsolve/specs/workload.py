@@ -20,11 +20,15 @@ AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
 class Recompute(IntEnum):
-    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers."""
+    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers.
+
+    BLOCK: whole layers, but only the first few of every (virtual) pipeline chunk; ``Config.recompute_layers`` of them.
+    """
 
     NONE = 0
     SELECTIVE = 1
     FULL = 2
+    BLOCK = 3
 
 
 class Workload(Spec):
@@ -77,7 +81,7 @@ class Workload(Spec):
         if (self.gbs is None) == (self.gbs_tokens is None):
             raise ValueError("give exactly one of gbs (sequences) and gbs_tokens (tokens)")
         if not self.recompute:
-            raise ValueError("recompute must allow at least one of none, selective, full")
+            raise ValueError("recompute must allow at least one of none, selective, block, full")
         if self.zero_quantized is not None and self.framework != "deepspeed":
             raise ValueError(
                 f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"
