@@ -12,6 +12,8 @@ from parsolve.specs import Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
 
 LAYOUT_SINCE = (0, 13)
+WITHOUT_BLOCK = ("deepspeed", "torchtitan", "accelerate")
+"""Frameworks that recompute all layers of a stage or none."""
 
 
 @rule("the layer cut is for another pp than {pp}", role="grid")
@@ -24,12 +26,6 @@ def split_ranks(p: Instance, *, split: Any, pp: Any) -> Any:
 def split_chunks(p: Instance, *, split: Any, vpp: Any) -> Any:
     """A cut belongs to one number of virtual chunks."""
     return p.splits.vpp[split] == vpp
-
-
-@rule("the layer cut is for recompute_layers other than {recompute_layers}", role="grid")
-def split_recomputed(p: Instance, *, split: Any, recompute_layers: Any) -> Any:
-    """How many layers of each chunk are recomputed belongs to a cut."""
-    return p.splits.recomputed[split] == recompute_layers
 
 
 @rule(
@@ -53,7 +49,7 @@ def not_all_recomputed(p: Instance, *, split: Any) -> Any:
 
 @rule(
     "recompute=block (3): {p.framework} recomputes no part of a chunk's layers; use none, full or its selective",
-    frameworks=("deepspeed", "torchtitan", "accelerate"),
+    frameworks=WITHOUT_BLOCK,
     source="only Megatron-Core has --recompute-method block; DeepSpeed's pipeline checkpoints every layer",
 )
 def block_recomputation(p: Instance, *, recompute: Any) -> Any:
@@ -138,7 +134,6 @@ def gpipe_launcher(p: Instance, *, pp: Any) -> Any:
 RULES = (
     split_ranks,
     split_chunks,
-    split_recomputed,
     recomputed_layers,
     not_all_recomputed,
     block_recomputation,

@@ -168,6 +168,14 @@ class Filter:
                 present = present[np.isin(present, table.values[axis][mask])]
         return present
 
+    def only(self, axis: str, allowed: Callable[[Array], Array]) -> Filter:
+        """A copy without the rows that hold other values of an axis."""
+        twin = self.copy()
+        for mask, table in zip(twin.alive, self.tables.tables, strict=True):
+            if axis in table.axes:
+                mask &= allowed(table.values[axis])
+        return twin
+
     def copy(self) -> Filter:
         """An independent copy of the surviving rows."""
         twin = Filter.__new__(Filter)

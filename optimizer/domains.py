@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from parsolve.constraints.pipeline import LAYOUT_SINCE
+from parsolve.constraints.pipeline import LAYOUT_SINCE, WITHOUT_BLOCK
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
@@ -36,6 +36,7 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
     world = divisors(cluster.num_gpus)
     fast = cluster.num_gpus if cluster.num_gpus <= cluster.gpus_per_domain else cluster.gpus_per_domain
     tensor = tuple(d for d in world if d <= fast)
+    partly = problem.workload.framework not in WITHOUT_BLOCK
     return {
         "tp": tensor,
         "cp": tuple(d for d in world if d <= min(MAX_CONTEXT_PARALLEL, problem.workload.seq_len)),
@@ -47,7 +48,7 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
         "shards": world,
         "zero": (0, 1, 2, 3),
         "vpp": tuple(range(1, model.num_layers + 1)),
-        "recompute": tuple(int(r) for r in sorted(problem.workload.recompute)),
+        "recompute": tuple(int(r) for r in sorted(problem.workload.recompute) if partly or r != Recompute.BLOCK),
         "recompute_layers": tuple(range(model.num_layers)),
     }
 
@@ -102,28 +103,14 @@ def takes_any_cut(problem: Problem) -> bool:
     return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 
 
-def split_list(
-    problem: Problem,
-    pp: tuple[int, ...],
-    vpp: tuple[int, ...],
-    any_cut: bool = False,
-    recomputed: tuple[int, ...] = (0,),
-) -> Splits:
-    """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once.
-
-    Those that can be listed with each of the numbers ``recomputed`` of recomputed layers a chunk that it allows.
-    """
-    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut, recomputed)
+def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
+    """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
+    return _split_list(problem.model.layer_is_moe, problem.workload.framework, pp, vpp, any_cut)
 
 
 @lru_cache(maxsize=64)
 def _split_list(
-    layer_is_moe: tuple[bool, ...],
-    framework: str,
-    pp: tuple[int, ...],
-    vpp: tuple[int, ...],
-    any_cut: bool,
-    recomputed: tuple[int, ...],
+    layer_is_moe: tuple[bool, ...], framework: str, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool
 ) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
@@ -135,18 +122,17 @@ def _split_list(
     cuts: list[Split] = enumerate_splits(layers, shapes, uneven=uneven)
     if framework == "deepspeed":
         cuts = [cut for cut in cuts if cut.even]
-    partly = [n for n in recomputed if n > 0]
-    whole_cuts = cuts if 0 in recomputed else []
-    return Splits(
-        layer_is_moe, [*whole_cuts, *(c._replace(recomputed=n) for c in cuts for n in partly if n < c.fullest)]
-    )
+    return Splits(layer_is_moe, cuts)
 
 
-def recomputed_layers(domains: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """How many layers of each chunk may be recomputed, with the kinds of recomputation on offer."""
-    partly = Recompute.BLOCK in domains["recompute"]
-    others = any(kind != Recompute.BLOCK for kind in domains["recompute"])
-    return tuple(n for n in domains["recompute_layers"] if (partly if n else others))
+def with_recomputation(splits: Splits, chosen: Array, recomputed: Array) -> tuple[Splits, Array]:
+    """Each of the ``chosen`` cuts with each number of ``recomputed`` layers that it allows, and which cut each is of.
+
+    A chunk's first layers are recomputed; at least one layer of the fullest chunk is not.
+    """
+    found = [(i, n) for i in chosen.tolist() for n in recomputed.tolist() if 0 < n < splits.fullest[i]]
+    cuts = [splits.cuts[i]._replace(recomputed=n) for i, n in found]
+    return Splits(splits.layer_is_moe, cuts), np.array([i for i, _ in found], dtype=np.int64)
 
 
 def build(
@@ -154,18 +140,21 @@ def build(
 ) -> tuple[Instance, dict[str, Array]]:
     """The instance at one batch size and the domain of every axis as ascending arrays.
 
-    ``batch``: other domains than ``batch_domains`` has. ``any_cut``: with all cuts instead of those that can be listed.
+    ``batch``: other domains than ``batch_domains`` has. ``any_cut``: with all cuts instead of those that can be listed,
+    and without recompute=block. The list of cuts has none with recomputed layers; see ``with_recomputation``.
     """
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
+    if any_cut:
+        domains["recompute"] = tuple(kind for kind in domains["recompute"] if kind != Recompute.BLOCK)
+    if Recompute.BLOCK not in domains["recompute"]:
+        domains["recompute_layers"] = (0,)
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
     domains["dp"] = _grid_filling_dp(problem, gbs, domains)
-    domains["recompute_layers"] = recomputed_layers(domains)
-    splits = split_list(problem, domains["pp"], domains["vpp"], any_cut, domains["recompute_layers"])
+    splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
     p = problem.instance(gbs, splits)
     arrays = {axis: np.array(values, dtype=np.int64) for axis, values in domains.items()}
     arrays["split"] = np.arange(len(splits.cuts), dtype=np.int64)
     if splits.cuts:
         arrays["vpp"] = arrays["vpp"][np.isin(arrays["vpp"], splits.vpp)]
         arrays["pp"] = arrays["pp"][np.isin(arrays["pp"], splits.pp)]
-        arrays["recompute_layers"] = arrays["recompute_layers"][np.isin(arrays["recompute_layers"], splits.recomputed)]
     return p, arrays
