@@ -190,9 +190,10 @@ class Filter:
         return small
 
     def keep_joined(self, joined: Table) -> None:
-        """Drop every row that no joined assignment uses."""
+        """Drop every row that no joined assignment uses, whatever its values on axes that were not joined."""
         for i, table in enumerate(self.tables.tables):
-            if table.axes:
-                used = row_codes(joined, table.axes, self.tables.domains)
-                own = row_codes(table, table.axes, self.tables.domains)
+            axes = [axis for axis in table.axes if axis in joined.axes]
+            if axes:
+                used = row_codes(joined, axes, self.tables.domains)
+                own = row_codes(table, axes, self.tables.domains)
                 self.alive[i] &= np.isin(own, used)

@@ -16,6 +16,7 @@ from parsolve.evaluation import active_limits, active_rules, objective_tree
 from parsolve.functions import Array, Limit, Rule, ordered
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import INFINITE, Filter
+from parsolve.optimizer.join import join
 from parsolve.optimizer.tables import (
     Counts,
     Leaves,
@@ -30,6 +31,10 @@ from parsolve.optimizer.tables import (
 from parsolve.problem import Goal, Instance, Problem
 from parsolve.specs import Recompute
 from parsolve.splits import Splits
+
+OF_LAYERS = {"recompute", "recompute_layers"}
+REACH_ROWS = 150_000
+"""Assignments of recompute=block joined before they get their numbers of layers; of more none is dropped."""
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Space:
         rows = self.partly.copy() if self.partly is not None else None
         if rows is None or not rows.reduce(bound):
             return None
+        if bound < INFINITE:
+            _keep_in_reach(rows, bound)
         found = Filter(_with_layers(self.p, rows.compact().tables, objective))
         return (found.tables.p, found.compact()) if found.reduce(bound) else None
 
@@ -221,6 +228,19 @@ def _in_parts(space: Space, rows: Filter, bound: float) -> Space:
     )
 
 
+def _keep_in_reach(rows: Filter, bound: float) -> None:
+    """Drop what no assignment within the bound uses, whatever the number of recomputed layers."""
+    once = rows.copy()
+    used = {group.table for quantity in (*rows.tables.objective, *rows.tables.limits) for group in quantity.groups}
+    for i, table in enumerate(rows.tables.tables):
+        if i not in used and set(table.axes) == OF_LAYERS:  # any of its rows will do
+            once.alive[i][np.flatnonzero(once.alive[i])[1:]] = False
+    joined = join(once, bound, REACH_ROWS)
+    if joined.complete and joined.table.size:
+        values = {axis: column for axis, column in joined.table.values.items() if axis != "recompute_layers"}
+        rows.keep_joined(Table(tuple(values), values))
+
+
 def _with_layers(p: Instance, tables: Tables, objective: bool) -> Tables:
     """Rows of recompute=block where every cut has a number of recomputed layers: with their own counts and leaves."""
     domains = dict(tables.domains)
@@ -236,7 +256,7 @@ def _with_layers(p: Instance, tables: Tables, objective: bool) -> Tables:
             values["split"] = values.pop("variant")
             axes = ordered(values)
             chosen.append(Table(axes, {axis: values[axis] for axis in axes}))
-        elif set(table.axes) != {"recompute", "recompute_layers"}:  # those of the cuts imply it
+        elif set(table.axes) != OF_LAYERS:  # those of the cuts imply it
             chosen.append(table)
     domains["split"] = np.arange(len(of))
     q = p.problem.instance(p.gbs, splits)
