@@ -343,6 +343,10 @@ class _Search:
         explored = []
         if space.rows is not None:
             explored.append((p, space.rows, self._explore(p, space.rows, not self.any_cut)))
+        if space.partly is not None and self.best.worst == math.inf:  # a first look, to have a bound
+            some = space.with_layers(sample=SAMPLE_ROWS)
+            if some is not None:
+                self._enumerate(some[1], some[0], math.inf, JOIN_ROWS)
         partly = space.with_layers(self._limit()) if not self.clock.over() else None
         if partly is not None:
             explored.append((*partly, self._explore(*partly, not explored and not self.any_cut)))

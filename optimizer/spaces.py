@@ -50,28 +50,29 @@ class Space:
     rows: Filter | None
     partly: Filter | None = None
 
-    def with_layers(self, bound: float = INFINITE, objective: bool = True) -> tuple[Instance, Filter] | None:
-        """The rows of recompute=block under a bound, the cuts with every number of recomputed layers."""
-        rows = self.partly.copy() if self.partly is not None else None
-        if rows is None or not rows.reduce(bound):
-            return None
-        if bound < INFINITE:
-            _keep_in_reach(rows, bound)
-        found = Filter(_with_layers(self.p, rows.compact().tables, objective))
-        return (found.tables.p, found.compact()) if found.reduce(bound) else None
+    def with_layers(self, bound: float = INFINITE, sample: int = 0) -> tuple[Instance, Filter] | None:
+        """The rows of recompute=block under a bound, their cuts with every number of recomputed layers.
 
-    def parts(self, objective: bool = True) -> Iterator[tuple[Instance, Filter]]:
-        """Both parts, the second built when it is asked for."""
-        if self.rows is not None:
-            yield self.p, self.rows
-        partly = self.with_layers(objective=objective)
-        if partly is not None:
-            yield partly
+        ``sample``: only what so many of the cheapest assignments use.
+        """
+        rows = self.partly.copy() if self.partly is not None else None
+        if rows is None or not rows.reduce(bound) or not _keep_in_reach(rows, bound, sample):
+            return None
+        found = Filter(_with_layers(self.p, rows.compact().tables))
+        return (found.tables.p, found.compact()) if found.reduce(bound) else None
 
     @property
     def without_values(self) -> bool:
         """Whether some axis has no value left, so that no table is needed."""
         return any(len(values) == 0 for values in self.domains.values())
+
+    def parts(self) -> Iterator[tuple[Instance, Filter]]:
+        """Both parts, the second built when it is asked for."""
+        if self.rows is not None:
+            yield self.p, self.rows
+        partly = self.with_layers()
+        if partly is not None:
+            yield partly
 
 
 @dataclass
@@ -228,20 +229,25 @@ def _in_parts(space: Space, rows: Filter, bound: float) -> Space:
     )
 
 
-def _keep_in_reach(rows: Filter, bound: float) -> None:
-    """Drop what no assignment within the bound uses, whatever the number of recomputed layers."""
+def _keep_in_reach(rows: Filter, bound: float, sample: int) -> bool:
+    """Drop what no assignment within the bound uses, whatever the number of recomputed layers; False: nothing is left.
+
+    ``sample``: what the cheapest so many do not use as well.
+    """
     once = rows.copy()
-    used = {group.table for quantity in (*rows.tables.objective, *rows.tables.limits) for group in quantity.groups}
+    groups = [group for quantity in (*rows.tables.objective, *rows.tables.limits) for group in quantity.groups]
     for i, table in enumerate(rows.tables.tables):
-        if i not in used and set(table.axes) == OF_LAYERS:  # any of its rows will do
+        alike = all(np.ptp(group.cost) == 0 for group in groups if group.table == i)
+        if alike and set(table.axes) == OF_LAYERS:  # any of its rows will do
             once.alive[i][np.flatnonzero(once.alive[i])[1:]] = False
-    joined = join(once, bound, REACH_ROWS)
-    if joined.complete and joined.table.size:
+    joined = join(once, bound, sample or REACH_ROWS)
+    if joined.table.size and (joined.complete or sample):
         values = {axis: column for axis, column in joined.table.values.items() if axis != "recompute_layers"}
         rows.keep_joined(Table(tuple(values), values))
+    return bool(joined.table.size) or not joined.complete
 
 
-def _with_layers(p: Instance, tables: Tables, objective: bool) -> Tables:
+def _with_layers(p: Instance, tables: Tables) -> Tables:
     """Rows of recompute=block where every cut has a number of recomputed layers: with their own counts and leaves."""
     domains = dict(tables.domains)
     splits, of = domain_module.with_recomputation(p.splits, domains["split"], domains["recompute_layers"])
@@ -262,7 +268,7 @@ def _with_layers(p: Instance, tables: Tables, objective: bool) -> Tables:
     q = p.problem.instance(p.gbs, splits)
     found = Tables(q, domains, chosen)
     leaves = Leaves(q, domains, chosen)
-    if objective:
+    if tables.objective:
         summands = [leaves.quantity(quantity, None, weight) for weight, quantity in objective_tree(q)]
         found.objective = [x for x in summands if any(group.sign > 0 for group in x.groups)]
     found.limits = [leaves.quantity(limit.quantity(q), float(limit.budget(q))) for limit in active_limits(q.problem)]
