@@ -122,11 +122,18 @@ def check(plan: dict[str, Any]) -> None:
         with_context_parallel=True, partial_data_parallel=True
     )
     forks.expect("copies of the shards", copies, plan["shard_copies"])
-    forks.expect("recompute", args.recompute_granularity or "none", wanted["recompute"])
+    forks.expect("recompute", recomputation(args), (wanted["recompute"], wanted["recompute_layers"]))
     forks.expect("the distributed optimizer", bool(args.use_distributed_optimizer), wanted["zero"] >= 1)
     padded = args.padded_vocab_size
     if padded and padded % (128 * wanted["tp"]):
         raise forks.Refused(f"padded vocabulary {padded}")
+
+
+def recomputation(of: Any) -> tuple[str, int]:
+    """The kind in this project's words, and for the block method the layers of each chunk."""
+    if of.recompute_granularity == "full" and of.recompute_method == "block":
+        return "block", of.recompute_num_layers
+    return of.recompute_granularity or "none", 0
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     layers = draw_cut(rng, problem, pp, vpp)
     if layers is None:
         return None
+    recompute = rng.choice(list(Recompute))
     config = Config(
         tp=tp,
         pp=pp,
@@ -86,7 +87,8 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
         etp=etp,
         vpp=vpp,
         zero=rng.choice((0, 1, 1, 2, 3)),
-        recompute=rng.choice(list(Recompute)),
+        recompute=recompute,
+        recompute_layers=rng.randint(1, max(map(max, layers))) if recompute == Recompute.BLOCK else 0,
         mbs=mbs,
         grad_acc=gbs // (dp * mbs),
         dp=dp,

@@ -189,12 +189,13 @@ def _sums(module: ModuleType) -> Iterator[Any]:
 
 @cache
 def _sample() -> Any:
-    """An instance with experts, on which sums can be built to see which lines they make."""
+    """An instance with experts and recomputed layers, on which sums can be built to see which lines they make."""
     from parsolve.problem import Problem
-    from parsolve.splits import Splits
+    from parsolve.splits import Split, Splits, balanced
 
     problem = Problem("h100-sxm:1x8", "deepseek-v3", seq_len=4096, gbs=8)
-    return problem.instance(8, Splits((), ()))
+    partly_recomputed = Split(balanced(problem.model.num_layers, 1, 1), "even", 1)
+    return problem.instance(8, Splits(problem.model.layer_is_moe, [partly_recomputed]))
 
 
 def _sum_entry(function: Any) -> Entry:

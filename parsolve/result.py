@@ -55,7 +55,12 @@ class Plan:
         """A row a pipeline rank: its chunks' layer counts and its memory by part, bytes."""
         limit, cut = self.estimate.memory_bytes["limit"], self.config.layers_per_stage
         return [
-            {"rank": stage.rank, "layers": list(cut[stage.rank]), "memory_bytes": stage.to_json(limit)}
+            {
+                "rank": stage.rank,
+                "layers": list(cut[stage.rank]),
+                "recomputed": [min(n, self.config.recompute_layers) for n in cut[stage.rank]],
+                "memory_bytes": stage.to_json(limit),
+            }
             for stage in self.stages
         ]
 

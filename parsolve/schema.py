@@ -17,7 +17,7 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 SIZE: Schema = {"type": "integer", "minimum": 1}
 TEXTS: Schema = {"type": "array", "items": TEXT}
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "block")
 
 
 def schema(what: str) -> Schema:
@@ -93,10 +93,12 @@ CONFIG = _object(
         "zero": {"type": "integer", "minimum": 0, "maximum": 3},
         **dict.fromkeys(("mbs", "grad_acc", "microbatches", "gbs", "vpp"), SIZE),
         "recompute": {"type": "string", "enum": list(RECOMPUTE)},
+        "recompute_layers": {"type": "integer", "minimum": 0},
         "sequence_parallel": FLAG,
         "layers_per_stage": _list(_list({"type": "integer", "minimum": 0})),
     },
-    about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks.",
+    about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks. "
+    "recompute_layers: under recompute block the first so many layers of every chunk are recomputed, else 0.",
 )
 ESTIMATE = _object(
     {
@@ -121,9 +123,11 @@ STAGE = _object(
     {
         "rank": {"type": "integer", "minimum": 0},
         "layers": _list({"type": "integer", "minimum": 0}),
+        "recomputed": _list({"type": "integer", "minimum": 0}),
         "memory_bytes": _map(INTEGER, {"total": INTEGER, "limit": INTEGER}),
     },
-    about="One pipeline rank: the layer counts of its vpp chunks, and its memory by part; parts add up to total.",
+    about="One pipeline rank: the layer counts of its vpp chunks, how many of them recompute block recomputes, and its "
+    "memory by part; parts add up to total.",
 )
 LAUNCH: Schema = {**_object({"command": TEXT}), "properties": {"command": TEXT, "config": {"type": "object"}}}
 LAUNCH["properties"]["files"] = {"type": "object", "additionalProperties": TEXT}
@@ -159,7 +163,10 @@ PROBLEM = _object(
         "framework": TEXT,
         "framework_version": TEXT,
         "profile": TEXT,
-        "domains": {**_map(_list(INTEGER)), "description": "the values that each axis could take; recompute 0, 1, 2"},
+        "domains": {
+            **_map(_list(INTEGER)),
+            "description": "the values that each axis could take; recompute 0, 1, 2, 3",
+        },
     },
     {"rules": TEXTS},
 )

@@ -36,10 +36,10 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
     fixed = max(map(len, notes)) + MIN_BAR
     chunks = len(stages[0]["layers"]) > 1
     heads = ["rank", "layers/chunk" if chunks else "layers", "GiB"]
-    rows = _cells(groups, [fold_layers([stage["layers"]]) for stage, _ in groups])
+    rows = _cells(groups, [fold_layers([stage["layers"]]) + _again(stage) for stage, _ in groups])
     if chunks and _width(rows, heads) + fixed > width:
         heads[1] = "layers"
-        rows = _cells(groups, [str(sum(stage["layers"])) for stage, _ in groups])
+        rows = _cells(groups, [str(sum(stage["layers"])) + _again(stage) for stage, _ in groups])
     sizes = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
     if _width(rows, heads) + fixed > width:
         notes = [note and "  over" for note in notes]
@@ -56,6 +56,12 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
         text = (row[0].rjust(sizes[0]), row[1].ljust(sizes[1]), row[2].rjust(sizes[2]))
         lines.append("  ".join((*text, _bar(stage["memory_bytes"], scale, marks))) + note)
     return lines
+
+
+def _again(stage: Stage) -> str:
+    """How many of a rank's layers recompute=block recomputes."""
+    layers = sum(stage.get("recomputed", ()))
+    return f", {layers} recomputed" if layers else ""
 
 
 def _runs(stages: Sequence[Stage], exact: bool) -> list[tuple[Stage, str]]:
