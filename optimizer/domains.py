@@ -146,9 +146,9 @@ def build(
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
     if any_cut:
         domains["recompute"] = tuple(kind for kind in domains["recompute"] if kind != Recompute.BLOCK)
-    if Recompute.BLOCK not in domains["recompute"]:
-        domains["recompute_layers"] = (0,)
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
+    partly, others = (any((kind == Recompute.BLOCK) is so for kind in domains["recompute"]) for so in (True, False))
+    domains["recompute_layers"] = tuple(n for n in domains["recompute_layers"] if (partly if n else others))
     domains["dp"] = _grid_filling_dp(problem, gbs, domains)
     splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
     p = problem.instance(gbs, splits)

@@ -117,7 +117,8 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             ep=ep,
             etp=etp,
             zero=rng.choice([0, 1, 1, 2, 3]) if pp == 1 else rng.choice([0, 1]),
-            recompute=rng.choice(list(Recompute)),
+            recompute=(recompute := rng.choice(list(Recompute))),
+            recompute_layers=int(recompute == Recompute.BLOCK),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
         plans.append((p, plan))
