@@ -339,44 +339,45 @@ class _Search:
         self.result.domains = _merged(self.result.domains, p, domains)
         self._plant(p, domains)
         self.result.search_space += _combinations(domains)
-        self.result.open_bound = 0.0
-        explored = []
-        if space.rows is not None:
-            explored.append((p, space.rows, self._explore(p, space.rows, not self.any_cut)))
-        if space.partly is not None and self.best.worst == math.inf:  # a first look, to have a bound
-            some = space.with_layers(sample=SAMPLE_ROWS)
-            if some is not None:
-                self._enumerate(some[1], some[0], math.inf, JOIN_ROWS)
-        partly = space.with_layers(self._limit()) if not self.clock.over() else None
+        bounds = [rows.lower_bound for rows in (space.rows, space.partly) if rows is not None]
+        lowest = 0.0 if self.any_cut else min(bounds, default=math.inf)
+        self.result.open_bound = lowest
+        explored = [] if space.rows is None else [(p, space.rows, self._explore(p, space.rows))]
+        partly = self._with_layers(space)
         if partly is not None:
-            explored.append((*partly, self._explore(*partly, not explored and not self.any_cut)))
+            explored.append((*partly, self._explore(*partly)))
+        if self.clock.over():
+            return False, lowest
+        finished, bound = True, math.inf
         if self.any_cut:
             finished, bound = self._any_cut(gbs)
             explored = [(q, rows, joined) for q, rows, joined in explored if q is not p and not self._complete(joined)]
-        else:
-            finished, bound = True, math.inf
-        finished &= not (space.partly is not None and self.clock.over())
         for q, rows, joined in explored:
-            proven, lowest = self._prove(q, rows, joined)
-            finished &= proven
-            bound = min(bound, lowest)
+            proven, least = self._prove(q, rows, joined)
+            finished, bound = finished and proven, min(bound, least)
         return finished, bound
+
+    def _with_layers(self, space: Space) -> tuple[Instance, Filter] | None:
+        """The rows of recompute=block that may belong on the list, with every number of recomputed layers."""
+        if space.partly is None or self.clock.over():
+            return None
+        if self.best.worst == math.inf and self.best.query.top is not None:  # a first look, to have a bound
+            some = space.with_layers(sample=SAMPLE_ROWS)
+            if some is not None:
+                self._enumerate(some[1], some[0], math.inf)
+        return space.with_layers(self._limit())
 
     def _complete(self, joined: Joined | None) -> bool:
         """Whether a join holds everything up to the last key asked for."""
         return joined is not None and joined.complete and joined.limit >= self.best.worst
 
-    def _explore(self, p: Instance, base: Filter, alone: bool) -> Joined | None:
-        """List plans of some rows until nothing below the last key is missing; the last join, None without time for it.
-
-        ``alone``: the first rows of several, so that their bound is the best known.
-        """
-        if alone:
-            self.result.open_bound = base.lower_bound
+    def _explore(self, p: Instance, base: Filter) -> Joined | None:
+        """List plans of some rows until nothing below the last key is missing; the last join, None without time."""
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:
             self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
-        for guess in self._guesses():
+        everything = p.splits.with_recomputation and self.best.query.top is None  # others are on the list already
+        for guess in (math.inf,) if everything else self._guesses():
             if self.clock.over():
                 return None
             limit = min(self._limit(), base.lower_bound * guess)
@@ -426,22 +427,27 @@ class _Search:
         """Put the seeds of this batch size on the list."""
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
-            listed = config.cut in p.splits.index
-            if config.gbs == p.gbs and inside and (listed or self.any_cut):
-                own = p if listed else instance_of(self.problem, config)
+            listed = (config.layers_per_stage, 0) in p.splits.index
+            if config.gbs == p.gbs and inside and (listed or (self.any_cut and not config.recompute_layers)):
+                own = p if config.cut in p.splits.index else instance_of(self.problem, config)
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))
 
     def list_rows(self, p: Instance, table: Table) -> None:
         """List the plans of a full table that belong there, from the lowest bound up."""
+        table = table.keep(within_limits(p, table))
         rows = objective_rows(p, table.values)
-        legal = np.flatnonzero(within_limits(p, table))
-        for i in legal[np.argsort(rows.bound[legal], kind="stable")].tolist():
+        names = list(zip(*(table.values[axis].tolist() for axis in table.axes if axis not in OF_CUT), strict=True))
+        known: dict[tuple[int, ...], float] = {}
+        for i in np.argsort(rows.bound, kind="stable").tolist():
             if rows.bound[i] > self._limit() * (1 + SLACK):
                 break
+            if rows.bound[i] > known.get(names[i], math.inf):
+                continue
             config = configs_of(p, table, [i])[0]
             if rows.bound[i] <= self.best.key(config) * (1 + SLACK):
                 self.list_plan(p, config, rows.exact(i))
+            known[names[i]] = self.best.key(config) * (1 + SLACK)
 
     def list_plan(self, p: Instance, config: Config, cost: float) -> None:
         """Put a legal plan where it belongs; ``p`` knows its cut."""
