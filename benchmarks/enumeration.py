@@ -15,9 +15,11 @@ import numpy as np
 
 from parsolve.evaluation import active_limits, active_rules, objective_rows
 from parsolve.functions import Array
-from parsolve.optimizer.domains import build
-from parsolve.optimizer.ranking import rank_key
+from parsolve.optimizer.domains import build, with_recomputation
+from parsolve.optimizer.ranking import OF_CUT, rank_key
 from parsolve.problem import Instance, Problem
+from parsolve.specs import Recompute
+from parsolve.splits import Splits
 
 SLICE = 100_000
 
@@ -40,6 +42,8 @@ def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated
     """
     start = time.perf_counter()
     p, domains = build(problem, problem.gbs_target[0])
+    partly, _ = with_recomputation(p.splits, domains["split"], domains["recompute_layers"])
+    p = problem.instance(p.gbs, Splits(problem.model.layer_is_moe, [*p.splits.cuts, *partly.cuts]))
     result = Enumerated(0, 0, [], 0.0, True)
     best: dict[tuple[int, ...], float] = {}
     for layout in _layouts(p, domains):
@@ -59,7 +63,10 @@ def enumerate_space(problem: Problem, top: int, time_limit: float) -> Enumerated
                 worst = sorted(best.values())[top - 1] if len(best) >= top else math.inf
                 if rows.bound[i] > worst:
                     break
-                name = tuple(int(column[i]) for axis, column in values.items() if axis != "split")
+                chosen = {axis: int(column[i]) for axis, column in values.items() if axis not in OF_CUT}
+                if chosen["recompute"] == Recompute.BLOCK:  # none but for some layers: listed with the best number
+                    chosen["recompute"] = int(Recompute.NONE)
+                name = tuple(chosen.values())
                 if rows.bound[i] < best.get(name, math.inf):
                     best[name] = min(best.get(name, math.inf), rows.exact(i))
     result.best = [rank_key(cost) for cost in sorted(best.values())[:top]]
@@ -83,7 +90,7 @@ def _slices(p: Instance, domains: dict[str, Array], layout: tuple[int, ...]) -> 
     """All rows of one layout that the rules allow."""
     _, cp, pp, dp, *_ = layout
     mbs = domains["mbs"][p.gbs % (domains["mbs"] * dp) == 0]
-    splits = domains["split"][p.splits.pp[domains["split"]] == pp]
+    splits = np.flatnonzero(p.splits.pp == pp)
     grid = np.meshgrid(mbs, domains["zero"], domains["recompute"], splits, indexing="ij")
     columns = [axis.ravel() for axis in grid]
     size = len(columns[0])
@@ -93,6 +100,7 @@ def _slices(p: Instance, domains: dict[str, Array], layout: tuple[int, ...]) -> 
     values |= dict(zip(("mbs", "zero", "recompute", "split"), columns, strict=True))
     values["grad_acc"] = p.gbs // (values["mbs"] * dp)
     values["vpp"] = p.splits.vpp[values["split"]]
+    values["recompute_layers"] = p.splits.recomputed[values["split"]]
     for rule in active_rules(p.problem):
         keep = np.broadcast_to(np.asarray(rule(p, values), dtype=bool), (len(values["tp"]),))
         if not keep.all():

@@ -128,7 +128,9 @@ def check(plan: dict[str, Any]) -> None:
         kinds = importlib.import_module("megatron.core.transformer.enums").LayerType
         forks.expect("prediction modules of the last stage", layout.layout[-1][-1].count(kinds.mtp), plan["mtp_layers"])
     light = wanted["recompute"] == "light"
-    forks.expect("recompute", args.recompute_granularity or "none", "selective" if light else wanted["recompute"])
+    granularity, layers = recomputation(args)
+    forks.expect("recompute", granularity, "selective" if light else wanted["recompute"])
+    forks.expect("recomputed layers of a chunk", layers, wanted["recompute_layers"])
     if light or wanted["recompute"] == "selective":
         modules = set(config.recompute_modules)
         forks.expect("core attention recomputed", "core_attn" in modules, not light)
@@ -137,6 +139,13 @@ def check(plan: dict[str, Any]) -> None:
     padded = args.padded_vocab_size
     if padded and padded % (128 * wanted["tp"]):
         raise forks.Refused(f"padded vocabulary {padded}")
+
+
+def recomputation(of: Any) -> tuple[str, int]:
+    """The kind in this project's words, and for the block method the layers of each chunk."""
+    if of.recompute_granularity == "full" and of.recompute_method == "block":
+        return "block", of.recompute_num_layers
+    return of.recompute_granularity or "none", 0
 
 
 if __name__ == "__main__":

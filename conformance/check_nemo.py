@@ -53,8 +53,10 @@ def check(plan: dict[str, Any]) -> None:
         "gbs": train.global_batch_size,
         "vpp": model.virtual_pipeline_model_parallel_size or 1,
         "sequence_parallel": bool(model.sequence_parallel),
-        "recompute": _recompute(model),
     }
+    partly = model.recompute_granularity == "full" and model.recompute_method == "block"
+    seen["recompute"] = "block" if partly else _recompute(model)
+    seen["recompute_layers"] = model.recompute_num_layers if partly else 0
     if model.num_moe_experts:
         seen |= {"ep": model.expert_model_parallel_size, "etp": model.expert_tensor_parallel_size}
     for name, value in seen.items():

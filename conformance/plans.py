@@ -15,7 +15,7 @@ from typing import Any
 import parsolve
 from parsolve.config import Config
 from parsolve.errors import NotExpressibleError
-from parsolve.evaluation import instance_for, violations
+from parsolve.evaluation import instance_of, violations
 from parsolve.launchers import launch
 from parsolve.launchers.base import shard_copies
 from parsolve.objectives import parameters
@@ -86,6 +86,8 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
     layers = draw_cut(rng, problem, pp, vpp)
     if layers is None:
         return None
+    split = problem.workload.splits_backward and pp > 1
+    recompute = Recompute.NONE if split else rng.choice(list(Recompute))
     config = Config(
         tp=tp,
         pp=pp,
@@ -94,7 +96,8 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
         etp=etp,
         vpp=vpp,
         zero=rng.choice((0, 1, 1, 2, 3)),
-        recompute=rng.choice((Recompute.NONE,) if problem.workload.splits_backward and pp > 1 else list(Recompute)),
+        recompute=recompute,
+        recompute_layers=rng.randint(1, max(map(max, layers))) if recompute == Recompute.BLOCK else 0,
         mbs=mbs,
         grad_acc=gbs // (dp * mbs),
         dp=dp,
@@ -139,7 +142,7 @@ def plans(framework: str, version: str | None, count: int, seed: int) -> Iterato
         if drawn is None:
             continue
         problem, config = drawn
-        if violations(instance_for(problem, config.layers_per_stage, config.gbs), config):
+        if violations(instance_of(problem, config), config):
             continue
         try:
             made = launch(framework, problem, config)
@@ -175,7 +178,7 @@ def per_stage(problem: Problem, config: Config) -> list[list[float]]:
 
     With multi-token prediction Megatron-Core puts the final norm behind the last layer, wherever that is.
     """
-    p = instance_for(problem, config.layers_per_stage, config.gbs)
+    p = instance_of(problem, config)
     flags, result = problem.model.layer_is_moe, []
     first, order = 0, {}
     for chunk in range(config.vpp):

@@ -196,33 +196,67 @@ def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute:
 
 
 def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
-    """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half."""
-    kept = np.where(recompute == Recompute.FULL, checkpoint, full)
+    """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half.
+
+    recompute=block: the input of every layer here, and beside it what the others keep more (``_kept_more``).
+    """
+    kept = np.where((recompute == Recompute.FULL) | (recompute == Recompute.BLOCK), checkpoint, full)
     if p.framework != "generic":
         return kept
     partly = (1.0 - SELECTIVE_SHARE) * full + SELECTIVE_SHARE * checkpoint
     return np.where(recompute == Recompute.SELECTIVE, partly, kept)
 
 
+def _dense_full(p: Instance, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
+    """All that a dense layer saves or, rebuilt, holds for one microbatch, bytes."""
+    saved = _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
+    return p.profile.activation_memory * saved
+
+
+def _moe_full(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """All that an MoE layer saves or, rebuilt, holds for one microbatch, bytes."""
+    saved = _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
+    return p.profile.activation_memory * saved
+
+
 KORTHIKANTI = "Korthikanti et al. 2022, section 4, counted per tensor"
+NONE, FULL = np.asarray(int(Recompute.NONE)), np.asarray(int(Recompute.FULL))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def dense_layer_activations(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one dense layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    )
-    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
+    return _kept(p, recompute, _dense_full(p, tp, cp, mbs, recompute), _checkpoint(p, tp, cp, mbs))
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
 def moe_layer_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one MoE layer and microbatch, bytes; whole-layer recomputation: its input."""
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
-    )
-    return _kept(p, recompute, full, _checkpoint(p, tp, cp, mbs))
+    return _kept(p, recompute, _moe_full(p, tp, cp, etp, mbs, recompute), _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_layer_kept(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What a dense layer that is not recomputed keeps beyond its input for one microbatch, bytes (recompute=block)."""
+    return np.maximum(0.0, _dense_full(p, tp, cp, mbs, NONE) - _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_layer_kept(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+    """What an MoE layer that is not recomputed keeps beyond its input for one microbatch, bytes (recompute=block)."""
+    return np.maximum(0.0, _moe_full(p, tp, cp, etp, mbs, NONE) - _checkpoint(p, tp, cp, mbs))
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def dense_layer_rebuilt(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """One dense layer rebuilt at a time where a chunk recomputes all its layers, bytes (recompute=block)."""
+    return _dense_full(p, tp, cp, mbs, FULL)
+
+
+@term(unit="B", label="activations", source=KORTHIKANTI)
+def moe_layer_rebuilt(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any) -> Any:
+    """One MoE layer rebuilt at a time where a chunk recomputes all its layers, bytes (recompute=block)."""
+    return _moe_full(p, tp, cp, etp, mbs, FULL)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -231,11 +265,9 @@ def dense_working_set(p: Instance, *, tp: Any, cp: Any, mbs: Any, recompute: Any
 
     Of light recomputation what it rebuilds of one layer.
     """
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _dense_mlp_saved(p, tp, cp, mbs)
-    )
     rebuilt = lightly(recompute) * p.profile.activation_memory * _attention_rebuilt(p, tp, cp, mbs)
-    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = np.where(recompute == Recompute.FULL, _dense_full(p, tp, cp, mbs, recompute), rebuilt)
+    return rebuilt + _transient_scores(p, tp, cp, mbs)
 
 
 @term(unit="B", label="activations", source=KORTHIKANTI)
@@ -244,12 +276,10 @@ def moe_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recomp
 
     Of light recomputation what it rebuilds of one layer.
     """
-    full = p.profile.activation_memory * (
-        _attention_saved(p, tp, cp, mbs, recompute) + _experts_saved(p, tp, cp, etp, mbs, recompute)
-    )
     rebuilt = _attention_rebuilt(p, tp, cp, mbs) + _experts_rebuilt(p, tp, cp, mbs)
     rebuilt = lightly(recompute) * p.profile.activation_memory * rebuilt
-    return np.where(recompute == Recompute.FULL, full, rebuilt) + _transient_scores(p, tp, cp, mbs)
+    rebuilt = np.where(recompute == Recompute.FULL, _moe_full(p, tp, cp, etp, mbs, recompute), rebuilt)
+    return rebuilt + _transient_scores(p, tp, cp, mbs)
 
 
 RETAINED = (
@@ -337,10 +367,12 @@ MTP_SOURCE = "Megatron-Core multi_token_prediction.py, counted per tensor"
 def mtp_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """Kept for the backward pass of one prediction module and microbatch, its layer included, bytes.
 
-    Whole-layer recomputation keeps the module's two inputs and its final norm.
+    Whole-layer recomputation keeps the module's two inputs and its final norm; recompute=block leaves modules alone
+    (multi_token_prediction.py: "not supported for MTP yet").
     """
     norm = FUSED_NORM_BYTES if p.workload.fused_norm else UNFUSED_NORM_BYTES
-    layer = _kept(p, recompute, _mtp_layer_saved(p, tp, cp, etp, mbs, recompute), 0.0)
+    again = np.where(recompute == Recompute.BLOCK, Recompute.NONE, recompute)
+    layer = _kept(p, again, _mtp_layer_saved(p, tp, cp, etp, mbs, recompute), 0.0)
     return layer + kept_bytes(p, tp, cp, mbs, recompute, norm)
 
 
@@ -394,6 +426,9 @@ def stage_memory(p: Instance) -> StageMax:
         states.append((DENSE_LAYER_STATES, counts.dense_layers))
         activations.append((dense_layer_activations, counts.dense_layers_in_flight))
         activations.append((dense_working_set, counts.holds_dense))
+        if p.splits.with_recomputation:
+            activations.append((dense_layer_kept, counts.dense_kept_in_flight))
+            activations.append((dense_layer_rebuilt, counts.rebuilds_dense))
         gathered.append((gathered_dense_layers, counts.holds_dense))
         if split:
             activations.append((dense_layer_waiting, counts.dense_layers_waiting))
@@ -401,6 +436,9 @@ def stage_memory(p: Instance) -> StageMax:
         states += [(MOE_LAYER_STATES, counts.moe_layers), (experts, counts.moe_layers)]
         activations.append((moe_layer_activations, counts.moe_layers_in_flight))
         activations.append((moe_working_set, counts.holds_moe))
+        if p.splits.with_recomputation:
+            activations.append((moe_layer_kept, counts.moe_kept_in_flight))
+            activations.append((moe_layer_rebuilt, counts.rebuilds_moe))
         gathered.append((gathered_moe_layers, counts.holds_moe))
     gpipe = p.workload.schedule == "gpipe"
     outputs = [counts.gpipe_outputs_in_flight if gpipe else counts.is_last]

@@ -12,6 +12,8 @@ from parsolve.specs import Recompute
 from parsolve.specs.workload import FOLDED, MEGATRON_LIKE
 
 LAYOUT_SINCE = (0, 13)
+WITHOUT_BLOCK = ("deepspeed", "torchtitan", "accelerate")
+"""Frameworks that recompute all layers of a stage or none."""
 
 
 @rule("the layer cut is for another pp than {pp}", role="grid")
@@ -24,6 +26,46 @@ def split_ranks(p: Instance, *, split: Any, pp: Any) -> Any:
 def split_chunks(p: Instance, *, split: Any, vpp: Any) -> Any:
     """A cut belongs to one number of virtual chunks."""
     return p.splits.vpp[split] == vpp
+
+
+@rule(
+    "recompute_layers={recompute_layers} with recompute={recompute}: give it with recompute=block (3), and only then",
+    role="canonical",
+)
+def recomputed_layers(p: Instance, *, recompute: Any, recompute_layers: Any) -> Any:
+    """recompute=block recomputes some layers of a chunk, the others a fixed share."""
+    return (np.asarray(recompute) == Recompute.BLOCK) == (np.asarray(recompute_layers) > 0)
+
+
+@rule(
+    "all layers of every chunk ({p.splits.texts[0]}) are among the first that recompute=block recomputes: write"
+    " recompute=full",
+    role="canonical",
+)
+def not_all_recomputed(p: Instance, *, split: Any) -> Any:
+    """recompute=block recomputes fewer layers than the fullest chunk holds."""
+    return (p.splits.recomputed[split] == 0) | (p.splits.recomputed[split] < p.splits.fullest[split])
+
+
+@rule(
+    "recompute=block (3): {p.framework} recomputes no part of a chunk's layers; use none, full or its selective",
+    frameworks=WITHOUT_BLOCK,
+    source="only Megatron-Core has --recompute-method block; DeepSpeed's pipeline checkpoints every layer",
+)
+def block_recomputation(p: Instance, *, recompute: Any) -> Any:
+    """Recomputing the first layers of every chunk needs Megatron-Core (or a generic framework)."""
+    return np.asarray(recompute) != Recompute.BLOCK
+
+
+@rule(
+    "recompute=block with --schedule {p.workload.schedule}: what recomputed layers keep until their weight gradients is"
+    " not modelled layer by layer; use none, selective or full",
+    frameworks=("generic",),
+    source="no launcher has both",
+)
+def block_schedule(p: Instance, *, recompute: Any) -> Any:
+    """Recomputing part of the layers goes with schedules that make all gradients at once."""
+    return (np.asarray(recompute) != Recompute.BLOCK) | (not p.workload.splits_backward)
 
 
 @rule("vpp={vpp} without a pipeline (pp={pp}): use vpp=1", role="canonical")
@@ -186,6 +228,10 @@ def split_backward_compiled(p: Instance, *, pp: Any) -> Any:
 RULES = (
     split_ranks,
     split_chunks,
+    recomputed_layers,
+    not_all_recomputed,
+    block_recomputation,
+    block_schedule,
     chunks_need_pipeline,
     enough_layers,
     layers_divide,

@@ -23,6 +23,14 @@ def token_share(p: Instance, tp: Any) -> Any:
     return 1.0 / tp if p.sequence_parallel else np.ones_like(tp, dtype=float)
 
 
+def repeats_attention(recompute: Any) -> Any:
+    """1.0 where a layer's attention is computed again: selective or whole-layer recomputation.
+
+    Under recompute=block a layer costs what it does without; what repeating some costs is objectives.recomputation's.
+    """
+    return ((recompute == Recompute.SELECTIVE) | (recompute == Recompute.FULL)) * 1.0
+
+
 SELECTIVE_SHARE = 0.5
 """Share of a layer that selective recomputation repeats outside Megatron: every second operation (torchtitan's default)
 or every second layer (fms-fsdp). Megatron's selective recomputes core attention only."""
@@ -37,11 +45,6 @@ def passes(p: Instance, recompute: Any) -> Any:
 def lightly(recompute: Any) -> Any:
     """1 where the modules of light recomputation run again, else 0."""
     return (recompute == Recompute.LIGHT) * 1.0
-
-
-def repeats_attention(recompute: Any) -> Any:
-    """1 where core attention runs again in the backward pass, else 0."""
-    return ((recompute == Recompute.SELECTIVE) | (recompute == Recompute.FULL)) * 1.0
 
 
 def _latent_up_forward(p: Instance, mla: MLA, tp: Any, rows: Any) -> tuple[Any, Any]:

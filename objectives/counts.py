@@ -12,10 +12,18 @@ import numpy as np
 from parsolve.functions import count
 from parsolve.problem import Instance
 from parsolve.specs.workload import FOLDED
+from parsolve.splits import KEPT_IN_FLIGHT
 
 
 def _of(p: Instance, name: str, split: Any, stage: Any) -> Any:
     return p.splits.features[name][split, stage]
+
+
+def _recomputed(p: Instance, name: str, split: Any, stage: Any) -> Any:
+    """One of ``splits.RECOMPUTED``; 0 on all cuts where none has recomputed layers."""
+    if not p.splits.with_recomputation:
+        return 0.0 * p.splits.rank[split, stage]
+    return _of(p, name, split, stage)
 
 
 @count
@@ -93,6 +101,82 @@ def dense_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any
 def moe_layers_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
     """pp times the rank's MoE layers where there is more than one stage, else 0."""
     return np.where(p.splits.pp[split] > 1, p.splits.pp[split], 0) * _of(p, "moe", split, stage)
+
+
+@count
+def dense_recomputed(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The rank's dense layers that are recomputed: of each chunk the first few (recompute=block)."""
+    return _recomputed(p, "dense_recomputed", split, stage)
+
+
+@count
+def moe_recomputed(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The rank's MoE layers that are recomputed."""
+    return _recomputed(p, "moe_recomputed", split, stage)
+
+
+@count
+def dense_recomputed_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's dense layers that are recomputed."""
+    return p.splits.pp[split] * _recomputed(p, "dense_recomputed", split, stage)
+
+
+@count
+def moe_recomputed_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's MoE layers that are recomputed."""
+    return p.splits.pp[split] * _recomputed(p, "moe_recomputed", split, stage)
+
+
+@count
+def dense_recomputed_alone(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The dense layers that are recomputed where there is one stage, else 0."""
+    return (p.splits.pp[split] == 1) * _recomputed(p, "dense_recomputed", split, stage)
+
+
+@count
+def moe_recomputed_alone(p: Instance, *, split: Any, stage: Any) -> Any:
+    """The MoE layers that are recomputed where there is one stage, else 0."""
+    return (p.splits.pp[split] == 1) * _recomputed(p, "moe_recomputed", split, stage)
+
+
+@count
+def dense_recomputed_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's dense layers that are recomputed where there is more than one stage, else 0."""
+    return np.where(p.splits.pp[split] > 1, dense_recomputed_of_all.compute(p, split=split, stage=stage), 0)
+
+
+@count
+def moe_recomputed_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's MoE layers that are recomputed where there is more than one stage, else 0."""
+    return np.where(p.splits.pp[split] > 1, moe_recomputed_of_all.compute(p, split=split, stage=stage), 0)
+
+
+@count
+def dense_recomputed_ahead(p: Instance, *, split: Any, stage: Any) -> Any:
+    """Recomputed dense layers in the first chunks of all earlier ranks."""
+    return _recomputed(p, "dense_recomputed_ahead", split, stage)
+
+
+@count
+def moe_recomputed_ahead(p: Instance, *, split: Any, stage: Any) -> Any:
+    """Recomputed MoE layers in the first chunks of all earlier ranks."""
+    return _recomputed(p, "moe_recomputed_ahead", split, stage)
+
+
+@count
+def rebuilds_dense(p: Instance, *, split: Any, stage: Any) -> Any:
+    """1 where the rank rebuilds a dense layer on top of all it holds: one of its chunks keeps no layer.
+
+    A chunk's last layers are those that are kept; their activations are freed before the others are rebuilt, so that a
+    chunk with a kept layer never holds more than at the start of its backward pass.
+    """
+    return _recomputed(p, "rebuilds_dense", split, stage)
+
+
+@count
+def rebuilds_moe(p: Instance, *, split: Any, stage: Any) -> Any:
+    """1 where the rank rebuilds an MoE layer on top of all it holds: one of its chunks recomputes all it has."""
+    return _recomputed(p, "rebuilds_moe", split, stage)
 
 
 @count
@@ -219,7 +303,11 @@ def _in_flight(p: Instance, name: str, held: str, split: Any, stage: Any, grad_a
     plain = p.splits.in_flight(name, split, stage, grad_acc)
     if p.workload.schedule != "gpipe":
         return plain
-    return np.where(p.splits.pp[split] > 1, _of(p, held, split, stage) * grad_acc, plain)
+    layers = _of(p, held, split, stage)
+    if name in KEPT_IN_FLIGHT:
+        again = _recomputed(p, f"{held}_recomputed", split, stage)
+        layers = np.where(p.splits.recomputed[split] > 0, layers - again, 0.0)
+    return np.where(p.splits.pp[split] > 1, layers * grad_acc, plain)
 
 
 @count
@@ -238,6 +326,22 @@ def dense_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any
 def moe_layers_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
     """MoE layers times the microbatches whose activations are held for them, at the rank's worst moment."""
     return _in_flight(p, "moe_in_flight", "moe", split, stage, grad_acc)
+
+
+@count
+def dense_kept_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Dense layers that are not recomputed, where others are, times the microbatches that they are held for.
+
+    At the worst moment for them alone: where chunks differ, never fewer than at the moment at which all bytes together
+    are most.
+    """
+    return _in_flight(p, "dense_kept_in_flight", "dense", split, stage, grad_acc)
+
+
+@count
+def moe_kept_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """MoE layers that are not recomputed, where others are, times the microbatches that they are held for."""
+    return _in_flight(p, "moe_kept_in_flight", "moe", split, stage, grad_acc)
 
 
 @count

@@ -26,14 +26,24 @@ from parsolve.objectives import (
     context_comm,
     counts,
     data_comm,
-    expert_comm,
     gradient_accumulation,
     launch,
     multi_token,
     optimizer_step,
     pipeline_comm,
 )
+from parsolve.objectives import layers as layer
 from parsolve.objectives import tensor_comm as tensor
+from parsolve.objectives.layers import (
+    ATTENTION_TERMS,
+    DENSE_HIDING_TERMS,
+    DENSE_PIPELINED,
+    DENSE_TERMS,
+    HIDING_TERMS,
+    MOE_HIDING_TERMS,
+    MOE_PIPELINED,
+    moe_terms,
+)
 from parsolve.objectives.schedule import Shape, makespan, shape_of
 from parsolve.problem import Instance
 from parsolve.splits import stages_in_model_order
@@ -75,37 +85,10 @@ def gather_share(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     return p.profile.gather_overlap * p.overlap * microbatch_share.compute(p, tp=tp, cp=cp, mbs=mbs)
 
 
-ATTENTION_TERMS = (
-    compute.attention_projections,
-    compute.attention_core,
-    compute.attention_elementwise,
-    tensor.attention_tensor_comm,
-    context_comm.context_comm,
-)
-DENSE_TERMS = (
-    compute.dense_mlp,
-    tensor.mlp_tensor_comm,
-    launch.dense_launch,
-    gradient_accumulation.dense_layer_accumulation,
-)
-MOE_TERMS = (
-    compute.shared_experts,
-    compute.routed_experts,
-    expert_comm.expert_comm,
-    launch.moe_launch,
-    gradient_accumulation.moe_layer_accumulation,
-    gradient_accumulation.expert_accumulation,
-)
 HIDDEN = {
     context_comm.context_comm: context_comm.context_comm_hidden,
     pipeline_comm.overlapped_stage_transfer: pipeline_comm.overlapped_stage_transfer_hidden,
 }
-
-
-def _moe_terms(p: Instance) -> tuple[Term, ...]:
-    """MoE layers with shared experts also pay the tensor-parallel traffic of an MLP."""
-    shared = p.model.moe is not None and p.model.moe.shared_ffn_size > 0
-    return (*MOE_TERMS, tensor.mlp_tensor_comm) if shared else MOE_TERMS
 
 
 EMBEDDING_TERMS = (
@@ -119,7 +102,7 @@ MTP_TERMS = (multi_token.mtp_projection, multi_token.mtp_tensor_comm, gradient_a
 
 def _last_layer_terms(p: Instance) -> tuple[Term, ...]:
     """A layer of the kind of the model's last one, as prediction modules have."""
-    return (*ATTENTION_TERMS, *(_moe_terms(p) if p.model.layer_is_moe[-1] else DENSE_TERMS))
+    return (*ATTENTION_TERMS, *(moe_terms(p) if p.model.layer_is_moe[-1] else DENSE_TERMS))
 
 
 def pipeline_time(p: Instance) -> StageMax:
@@ -129,21 +112,27 @@ def pipeline_time(p: Instance) -> StageMax:
     split = p.workload.splits_backward
     of_layers, of_ends, of_transfers = (forward_share, ends_forward_share, one_way) if split else (None,) * 3
 
-    def layers(terms: tuple[Term, ...], here: Any, ahead: Any, waits: Term | None) -> None:
+    def layers(terms: tuple[Term, ...], here: Any, ahead: Any = None, waits: Term | None = of_layers) -> None:
         for t in terms:
             parts.append(Part(t, here, microbatch_share))
-            parts.append(Part(t, ahead, waits, label="bubble"))
+            if ahead is not None:
+                parts.append(Part(t, ahead, waits, label="bubble"))
 
-    layers(ATTENTION_TERMS, counts.layers_of_all, counts.layers_ahead, of_layers)
+    layers(ATTENTION_TERMS, counts.layers_of_all, counts.layers_ahead)
     if has_dense:
-        layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead, of_layers)
+        layers(DENSE_TERMS, counts.dense_layers_of_all, counts.dense_layers_ahead)
     if has_moe:
-        layers(_moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead, of_layers)
+        layers(moe_terms(p), counts.moe_layers_of_all, counts.moe_layers_ahead)
     if np.any(p.profile.pipelined_member_time):  # zero for most stacks: then the solver need not carry it
         if has_dense:
-            layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead, of_layers)
+            layers(DENSE_PIPELINED, counts.dense_layers_of_all_pipelined, counts.dense_layers_ahead)
         if has_moe:
-            layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead, of_layers)
+            layers(MOE_PIPELINED, counts.moe_layers_of_all_pipelined, counts.moe_layers_ahead)
+    if p.splits.with_recomputation:
+        for kind, has in (("dense", has_dense), ("moe", has_moe)):
+            if has:
+                for again in _recomputation(p, kind):
+                    layers(*again)
     layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead, of_ends)
     parts += [Part(t, counts.last_of_all, microbatch_share) for t in HEAD_TERMS]
     if p.mtp_layers:
@@ -159,9 +148,16 @@ def pipeline_time(p: Instance) -> StageMax:
     return StageMax("pipeline", tuple(parts))
 
 
-DENSE_PIPELINED = (launch.dense_pipelined_launch,)
-MOE_PIPELINED = (launch.moe_pipelined_launch,)
-"""Host time that only pipelined runs pay; on the way of the first microbatch as well."""
+def _recomputation(p: Instance, kind: str) -> list[tuple[Any, ...]]:
+    """Terms of the layers that recompute=block recomputes, how often each is paid, and ahead of a rank."""
+    alone, pipelined = (getattr(layer, f"{kind}_{name}") for name in ("recomputation", "pipelined_recomputation"))
+    of_all, of_one, of_several, ahead = (
+        getattr(counts, f"{kind}_{name}")
+        for name in ("recomputed_of_all", "recomputed_alone", "recomputed_pipelined", "recomputed_ahead")
+    )
+    if np.any(p.profile.pipelined_member_time):
+        return [((alone,), of_one), ((pipelined,), of_several, ahead)]
+    return [((alone,), of_all, ahead)]
 
 
 class Passes(NamedTuple):
@@ -180,8 +176,9 @@ class Items(NamedTuple):
     """Times of one microbatch, s, for one unit of what a stage can hold: (forward, backward) each.
 
     ``head``: the output layer with the prediction modules beside it. ``transfer`` occupies the rank in every pass;
-    ``delay`` passes between two ranks while both compute. ``weight``: how much of the backward time makes weight
-    gradients (dense layer, MoE layer, output layer), where they are apart.
+    ``delay`` passes between two ranks while both compute. ``dense_again``, ``moe_again``: what recomputing a layer adds
+    to its backward pass under recompute=block. ``weight``: how much of the backward time makes weight gradients (dense
+    layer, MoE layer, output layer), where they are apart.
     """
 
     dense: tuple[Any, Any]
@@ -190,19 +187,23 @@ class Items(NamedTuple):
     head: tuple[Any, Any]
     transfer: Any
     delay: Any
+    dense_again: Any
+    moe_again: Any
     weight: tuple[Any, Any, Any] | None = None
 
     def rows(self, some: Any) -> Items:
         """The times of some of many configurations."""
         dense, moe, embedding, head = ((there[some], back[some]) for there, back in self[:4])
         weight = (self.weight[0][some], self.weight[1][some], self.weight[2][some]) if self.weight else None
-        return Items(dense, moe, embedding, head, self.transfer[some], self.delay[some], weight)
+        transfer, delay, dense_again, moe_again = (time[some] for time in self[4:8])
+        return Items(dense, moe, embedding, head, transfer, delay, dense_again, moe_again, weight)
 
     def row(self, i: int) -> Items:
         """The times of one of many configurations."""
         dense, moe, embedding, head = ((float(there[i]), float(back[i])) for there, back in self[:4])
         weight = (float(self.weight[0][i]), float(self.weight[1][i]), float(self.weight[2][i])) if self.weight else None
-        return Items(dense, moe, embedding, head, float(self.transfer[i]), float(self.delay[i]), weight)
+        transfer, delay, dense_again, moe_again = (float(time[i]) for time in self[4:8])
+        return Items(dense, moe, embedding, head, transfer, delay, dense_again, moe_again, weight)
 
 
 def items(p: Instance, values: Mapping[str, Any]) -> Items:
@@ -228,12 +229,20 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
     if p.model.num_dense_layers:
         dense = total((*ATTENTION_TERMS, *DENSE_TERMS)) + (total(DENSE_PIPELINED) * pipelined if member else 0.0)
     if p.model.num_moe_layers:
-        moe = total((*ATTENTION_TERMS, *_moe_terms(p))) + (total(MOE_PIPELINED) * pipelined if member else 0.0)
+        moe = total((*ATTENTION_TERMS, *moe_terms(p))) + (total(MOE_PIPELINED) * pipelined if member else 0.0)
+    again = {"dense": np.zeros(size), "moe": np.zeros(size)}
+    if p.splits.with_recomputation:
+        for kind, has in (("dense", p.model.num_dense_layers), ("moe", p.model.num_moe_layers)):
+            if has:
+                alone, several = (
+                    total((getattr(layer, f"{kind}_{name}"),)) for name in ("recomputation", "pipelined_recomputation")
+                )
+                again[kind] = np.where(pipelined, several, alone) if member else alone
     share = 1.0 / np.broadcast_to(compute.passes(p, values["recompute"]), (size,))
     embedding, head = (halves(total(terms), 1 / 3) for terms in (EMBEDDING_TERMS, HEAD_TERMS))
     if p.mtp_layers:
-        layer = moe if p.model.layer_is_moe[-1] else dense
-        module = (halves(layer + total(MTP_TERMS), share), embedding, head)
+        like_last = moe if p.model.layer_is_moe[-1] else dense
+        module = (halves(like_last + total(MTP_TERMS), share), embedding, head)
         head = tuple(  # type: ignore[assignment]
             one + p.mtp_layers * sum(part[way] for part in module) for way, one in enumerate(head)
         )
@@ -254,6 +263,8 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
         head,
         pipelined * in_line / 2,
         pipelined * hidden / 2,
+        again["dense"],
+        again["moe"],
         weight,
     )
 
@@ -282,15 +293,18 @@ MOE_WEIGHTS = WeightTerms(
 HEAD_WEIGHTS = WeightTerms((compute.head_weight_gradients,), (gradient_accumulation.head_accumulation,))
 
 
-def pass_times(of: Items, dense: Array, moe: Array) -> Passes:
+def pass_times(of: Items, dense: Array, moe: Array, again: tuple[Array, Array] | None = None) -> Passes:
     """Times of every stage that holds ``dense`` and ``moe`` layers, arrays (…, stage) in model order.
 
-    Where weight gradients are apart, the first stage makes all of its gradients with them.
+    ``again``: how many of each are recomputed (recompute=block). Where weight gradients are apart, the first stage
+    makes all of its gradients with them.
     """
     forward, backward = (
         dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(dense.shape[-1], of.embedding[i], of.head[i])
         for i in (0, 1)
     )
+    if again is not None:
+        backward = backward + again[0] * of.dense_again + again[1] * of.moe_again
     if of.weight is None:
         return Passes(forward, backward, of.delay)
     weight = dense * of.weight[0] + moe * of.weight[1] + _ends(dense.shape[-1], 0.0, of.weight[2])
@@ -315,14 +329,22 @@ def schedule_of(
     p: Instance, values: Mapping[str, Any], of: Items, i: int
 ) -> tuple[Shape, Array, Array, float, Array | None]:
     """The shape, and what ``makespan`` takes after it, of the same row's schedule."""
-    contents = p.splits.contents[int(values["split"][i])]
-    dense, moe = (stages_in_model_order(layers, p.splits.schedule) for layers in contents)
+    split = int(values["split"][i])
+    dense, moe = _in_model_order(p, p.splits.contents[split])
+    partly = p.splits.recomputed_contents(split)
+    again = None if partly is None else _in_model_order(p, partly)
     pp = int(values["pp"][i])
     kind = p.workload.schedule if pp > 1 else "1f1b"  # one rank runs each microbatch forward and backward
     shape, one = shape_of(pp, int(values["vpp"][i]), int(values["grad_acc"][i]), kind), of.row(i)
     if not shape.splits_backward:
         one = one._replace(weight=None)
-    return (shape, *pass_times(one, dense, moe))
+    return (shape, *pass_times(one, dense, moe, again))
+
+
+def _in_model_order(p: Instance, contents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """(stage,) of each kind for (rank, chunk)."""
+    dense, moe = (stages_in_model_order(layers, p.splits.schedule) for layers in contents)
+    return dense, moe
 
 
 def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
@@ -336,11 +358,19 @@ def _hideable(p: Instance, weight: Term, of_all: bool) -> list[Part]:
         if of_all
         else (counts.layers_hiding, counts.dense_layers_hiding, counts.moe_layers_hiding)
     )
-    parts += [Part(t, here[0], weight, -1) for t in (compute.attention_projections, compute.attention_core)]
+    again = (
+        (counts.dense_recomputed_of_all, counts.moe_recomputed_of_all)
+        if of_all
+        else (counts.dense_recomputed, counts.moe_recomputed)
+    )
+    partly = p.splits.with_recomputation
+    parts += [Part(t, here[0], weight, -1) for t in HIDING_TERMS]
     if p.model.num_dense_layers:
-        parts.append(Part(compute.dense_mlp, here[1], weight, -1))
+        parts += [Part(t, here[1], weight, -1) for t in DENSE_HIDING_TERMS]
+        parts += [Part(layer.dense_recomputation_hiding, again[0], weight, -1)] if partly else []
     if p.model.num_moe_layers:
-        parts += [Part(t, here[2], weight, -1) for t in (compute.shared_experts, compute.routed_experts)]
+        parts += [Part(t, here[2], weight, -1) for t in MOE_HIDING_TERMS]
+        parts += [Part(layer.moe_recomputation_hiding, again[1], weight, -1)] if partly else []
     return parts
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parsolve.config import Config
-from parsolve.evaluation import instance_for, violations
+from parsolve.evaluation import instance_of, violations
 from parsolve.optimizer.domains import divisors, reachable_batches, split_list
 from parsolve.problem import Problem
 from parsolve.specs import Recompute
@@ -84,7 +84,7 @@ def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: R
                 layers_per_stage=cut.layers,
                 sequence_parallel=sequence_parallel,
             )
-            if not violations(instance_for(problem, cut.layers, gbs), config):
+            if not violations(instance_of(problem, config, gbs=gbs), config):
                 best = best or config
                 if (pp - 1) / (vpp * microbatches) <= 0.10:
                     return config

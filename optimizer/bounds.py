@@ -168,6 +168,14 @@ class Filter:
                 present = present[np.isin(present, table.values[axis][mask])]
         return present
 
+    def only(self, axis: str, allowed: Callable[[Array], Array]) -> Filter:
+        """A copy without the rows that hold other values of an axis."""
+        twin = self.copy()
+        for mask, table in zip(twin.alive, self.tables.tables, strict=True):
+            if axis in table.axes:
+                mask &= allowed(table.values[axis])
+        return twin
+
     def copy(self) -> Filter:
         """An independent copy of the surviving rows."""
         twin = Filter.__new__(Filter)
@@ -182,9 +190,10 @@ class Filter:
         return small
 
     def keep_joined(self, joined: Table) -> None:
-        """Drop every row that no joined assignment uses."""
+        """Drop every row that no joined assignment uses, whatever its values on axes that were not joined."""
         for i, table in enumerate(self.tables.tables):
-            if table.axes:
-                used = row_codes(joined, table.axes, self.tables.domains)
-                own = row_codes(table, table.axes, self.tables.domains)
+            axes = [axis for axis in table.axes if axis in joined.axes]
+            if axes:
+                used = row_codes(joined, axes, self.tables.domains)
+                own = row_codes(table, axes, self.tables.domains)
                 self.alive[i] &= np.isin(own, used)

@@ -66,24 +66,27 @@ def first_legal(
         if time.perf_counter() > deadline:
             raise OutOfTime
         space = spaces.once(problem, gbs) if spaces.problem is problem else spaces.at(problem, gbs)
-        if space.rows is None:
-            continue
-        for rows in SAMPLE_ROWS:
-            if time.perf_counter() > deadline:
-                raise OutOfTime
-            joined = join(space.rows, math.inf, rows)
-            legal = within_limits(space.p, joined.table)
-            if joined.table.size:
-                seen(space.p, joined.table)
-            if legal.any():
-                return configs_of(space.p, joined.table, [int(legal.argmax())])[0]
-            if joined.complete:
-                break
-        else:
-            found = _by_cp_sat(space.p, space.rows)
+        for p, rows in space.parts():
+            found = _first_of(p, rows, deadline, seen)
             if found is not None:
                 return found
     return _any_cut(problem, spaces, deadline) if domain_module.takes_any_cut(problem) else None
+
+
+def _first_of(p: Instance, work: Filter, deadline: float, seen: Callable[[Instance, Table], None]) -> Config | None:
+    """The same among some rows."""
+    for rows in SAMPLE_ROWS:
+        if time.perf_counter() > deadline:
+            raise OutOfTime
+        joined = join(work, math.inf, rows)
+        legal = within_limits(p, joined.table)
+        if joined.table.size:
+            seen(p, joined.table)
+        if legal.any():
+            return configs_of(p, joined.table, [int(legal.argmax())])[0]
+        if joined.complete:
+            return None
+    return _by_cp_sat(p, work)
 
 
 def _any_cut(problem: Problem, spaces: Spaces, deadline: float) -> Config | None:
@@ -238,11 +241,11 @@ class _AnyBatch:
         kept = [m for m in members if self._simple(m)]
         own = [self._stand_in(problem, m) for m in kept if isinstance(m, Rule) and m in problem.rules]
         asked = keep_only(problem, [m for m in kept if m not in problem.rules]).with_(rules=own)
-        space = self.spaces.at(asked, self.batches[0])
-        if space.rows is None:
-            return True
-        joined = join(space.rows, math.inf, SAMPLE_ROWS[1])
-        return joined.complete and not within_limits(space.p, joined.table).any()
+        for p, rows in self.spaces.at(asked, self.batches[0]).parts():
+            joined = join(rows, math.inf, SAMPLE_ROWS[1])
+            if not joined.complete or within_limits(p, joined.table).any():
+                return False
+        return True
 
 
 def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:

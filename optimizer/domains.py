@@ -8,10 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from parsolve.constraints.pipeline import LAYOUT_SINCE
+from parsolve.constraints.pipeline import LAYOUT_SINCE, WITHOUT_BLOCK
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
+from parsolve.specs import Recompute
 from parsolve.specs.workload import MEGATRON_LIKE
 from parsolve.splits import Split, Splits, balanced, classify, enumerate_splits, free, free_shape
 
@@ -35,6 +36,7 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
     world = divisors(cluster.num_gpus)
     fast = cluster.num_gpus if cluster.num_gpus <= cluster.gpus_per_domain else cluster.gpus_per_domain
     tensor = tuple(d for d in world if d <= fast)
+    partly = problem.workload.framework not in WITHOUT_BLOCK and not problem.workload.splits_backward
     return {
         "tp": tensor,
         "cp": tuple(d for d in world if d <= min(MAX_CONTEXT_PARALLEL, problem.workload.seq_len)),
@@ -46,7 +48,8 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
         "shards": world,
         "zero": (0, 1, 2, 3),
         "vpp": tuple(range(1, model.num_layers + 1)),
-        "recompute": tuple(int(r) for r in sorted(problem.workload.recompute)),
+        "recompute": tuple(int(r) for r in sorted(problem.workload.recompute) if partly or r != Recompute.BLOCK),
+        "recompute_layers": tuple(range(model.num_layers)),
     }
 
 
@@ -131,15 +134,31 @@ def _split_list(
     return Splits(layer_is_moe, cuts, schedule=schedule)
 
 
+def with_recomputation(splits: Splits, chosen: Array, recomputed: Array) -> tuple[Splits, Array]:
+    """Each of the ``chosen`` cuts with each number of ``recomputed`` layers that it allows, and which cut each is of.
+
+    A chunk's first layers are recomputed; at least one layer of the fullest chunk is not.
+    """
+    found = [(i, n) for i in chosen.tolist() for n in recomputed.tolist() if 0 < n < splits.fullest[i]]
+    cuts = [splits.cuts[i]._replace(recomputed=n) for i, n in found]
+    of = Splits(splits.layer_is_moe, cuts, schedule=splits.schedule)
+    return of, np.array([i for i, _ in found], dtype=np.int64)
+
+
 def build(
     problem: Problem, gbs: int, batch: Mapping[str, tuple[int, ...]] | None = None, any_cut: bool = False
 ) -> tuple[Instance, dict[str, Array]]:
     """The instance at one batch size and the domain of every axis as ascending arrays.
 
-    ``batch``: other domains than ``batch_domains`` has. ``any_cut``: with all cuts instead of those that can be listed.
+    ``batch``: other domains than ``batch_domains`` has. ``any_cut``: with all cuts instead of those that can be listed,
+    and without recompute=block. The list of cuts has none with recomputed layers; see ``with_recomputation``.
     """
     domains = {**static_domains(problem), **(batch or batch_domains(problem, gbs))}
+    if any_cut:
+        domains["recompute"] = tuple(kind for kind in domains["recompute"] if kind != Recompute.BLOCK)
     domains = restrict(problem.instance(gbs, Splits((), ())), domains)
+    partly, others = (any((kind == Recompute.BLOCK) is so for kind in domains["recompute"]) for so in (True, False))
+    domains["recompute_layers"] = tuple(n for n in domains["recompute_layers"] if (partly if n else others))
     domains["dp"] = _grid_filling_dp(problem, gbs, domains)
     splits = split_list(problem, domains["pp"], domains["vpp"], any_cut)
     p = problem.instance(gbs, splits)

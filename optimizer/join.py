@@ -2,12 +2,14 @@
 
 Tables are joined one after the other. After each step every worst-stage sum is bounded from below for every partial
 assignment: leaves of joined tables at their value, the others at their cheapest; counts of the cut when it is known,
-else the least counts of any cut with the known pipeline size. At the end the bound is the cost itself, so a join that
+else the least counts of any cut with the known pipeline size (and, where layers may be recomputed, the known number of
+chunks and of recomputed layers). At the end the bound is the cost itself, so a join that
 was not cut off is an exact enumeration.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,9 @@ from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.tables import Partners, Quantity, Table, coefficients, row_codes, uses_grad_acc
 
 SLACK = 1e-9
+SHAPE = {"pp": "pp", "vpp": "vpp", "recompute_layers": "recomputed"}
+"""Axes that a cut implies, and what ``Splits`` calls them."""
+LATE = ("split", "recompute_layers")
 EXPANSION = 8
 """A join may grow to this many times the row cap before bounds cut it down again."""
 
@@ -43,20 +48,51 @@ class _Bound:
         self.depth_matters = uses_grad_acc(quantity)
         self.depths = work.axis_values("grad_acc") if self.depth_matters else work.axis_values("grad_acc")[:1]
         self.splits = work.axis_values("split")
-        of_split = work.tables.p.splits.pp[self.splits]
-        order = np.argsort(of_split, kind="stable")
-        self.ranks, first = np.unique(of_split[order], return_index=True)
+        splits = work.tables.p.splits
+        shape = SHAPE if splits.with_recomputation else {"pp": "pp"}
+        self.shape = {axis: getattr(splits, of)[self.splits] for axis, of in shape.items()}
         self.by_split = coefficients(work.tables, quantity, self.splits, self.depths)
-        mean = np.einsum("sr,dsrg->dsg", work.tables.p.splits.weight[self.splits], self.by_split)
-        both = np.concatenate((self.by_split, mean[:, :, None, :]), axis=2)[:, order]
-        least, most = np.minimum.reduceat(both, first, axis=1), np.maximum.reduceat(both, first, axis=1)
-        self.by_pp = np.where(self.signs > 0, least, most)
-        self.of_any = np.where(self.signs > 0, least.min(axis=1), most.max(axis=1))
+        mean = np.einsum("sr,dsrg->dsg", splits.weight[self.splits], self.by_split)
+        self.both = np.concatenate((self.by_split, mean[:, :, None, :]), axis=2)
+        self.known: dict[tuple[str, ...], tuple[list[Array], Array, Array]] = {}
 
     def changed_by(self, index: int, axes: set[str]) -> bool:
         """Whether joining a table that brings new ``axes`` can raise the bound."""
-        known = {"split", "pp", "grad_acc"} if self.depth_matters else {"split", "pp"}
+        known = {"split", "grad_acc", *self.shape} if self.depth_matters else {"split", *self.shape}
         return index in self.tables or bool(axes & known)
+
+    def _least(self, axes: tuple[str, ...]) -> tuple[list[Array], Array, Array]:
+        """Least counts (most of what is taken off) of all cuts that agree on some axes.
+
+        Their values, ascending; a number for each combination of them; counts (depth, combination, slot, group).
+        """
+        if axes not in self.known:
+            values = [np.unique(self.shape[axis]) for axis in axes]
+            code = np.zeros(len(self.splits), dtype=np.int64)
+            for axis, of in zip(axes, values, strict=True):
+                code = code * len(of) + np.searchsorted(of, self.shape[axis])
+            order = np.argsort(code, kind="stable")
+            codes, first = np.unique(code[order], return_index=True)
+            both = self.both[:, order]
+            least, most = np.minimum.reduceat(both, first, axis=1), np.maximum.reduceat(both, first, axis=1)
+            self.known[axes] = values, codes, np.where(self.signs > 0, least, most)
+        return self.known[axes]
+
+    def _counts(self, table: Table, at_depth: Array) -> tuple[Array, Array | None]:
+        """Counts for each partial assignment, and where no cut has its shape."""
+        if "split" in table.values:
+            return self.by_split[at_depth, np.searchsorted(self.splits, table.values["split"])], None
+        axes = tuple(axis for axis in self.shape if axis in table.values)
+        values, codes, counts = self._least(axes)
+        code = np.zeros(table.size, dtype=np.int64)
+        missing = np.zeros(table.size, dtype=bool)
+        for axis, of in zip(axes, values, strict=True):
+            at = np.minimum(np.searchsorted(of, table.values[axis]), len(of) - 1)
+            missing |= of[at] != table.values[axis]
+            code = code * len(of) + at
+        at = np.minimum(np.searchsorted(codes, code), len(codes) - 1)
+        missing |= codes[at] != code
+        return counts[at_depth, at], missing
 
     def of(self, table: Table, rows: dict[int, Array]) -> Array:
         """Lower bound for each partial assignment; infinite where no cut has its pipeline size."""
@@ -71,14 +107,7 @@ class _Bound:
         at_depth: Array = np.zeros(size, dtype=np.int64)
         if self.depth_matters and "grad_acc" in table.values:
             at_depth = np.searchsorted(self.depths, table.values["grad_acc"])
-        missing: Array | None = None
-        if "split" in table.values:
-            counts = self.by_split[at_depth, np.searchsorted(self.splits, table.values["split"])]
-        elif "pp" in table.values:
-            at_pp = np.minimum(np.searchsorted(self.ranks, table.values["pp"]), len(self.ranks) - 1)
-            counts, missing = self.by_pp[at_depth, at_pp], self.ranks[at_pp] != table.values["pp"]
-        else:
-            counts = self.of_any[at_depth]
+        counts, missing = self._counts(table, at_depth)
         worst: Array = np.einsum("nrg,ng->nr", counts, leaves).max(axis=1)
         if self.quantity.at_least_zero:
             worst = np.maximum(worst, 0.0)
@@ -121,25 +150,27 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
             return (1e9 + table.size, table.size)
         if (k, shared) not in distinct:
             distinct[k, shared] = max(1, len(np.unique(row_codes(table, shared, domains))))
-        late = 1e3 if "split" in table.axes and "split" not in current.values else 1
+        late = 1e3 if any(axis in table.axes and axis not in current.values for axis in LATE) else 1
         return (table.size / distinct[k, shared] * late, table.size)
 
-    while todo:
-        i = min(todo, key=growth)
-        todo.remove(i)
-        partners = Partners(current, live[i], domains)
+    def add(table: Table, i: int | None) -> None:
+        """Join a table, the ``i``-th or what some of its axes can be, and drop what the bounds exclude."""
+        nonlocal current, complete, cost, use
+        partners = Partners(current, table, domains)
         few = partners.at_most(cost if tables.objective else use, EXPANSION * max_rows)
         if few is not None:
             complete = False
             choose(few)
-            partners = Partners(current, live[i], domains)
+            partners = Partners(current, table, domains)
         left, right, joined = partners.join()
         brought = set(joined.axes) - set(current.axes)
         choose(left)
-        current, rows[i] = joined, index[i][right]
+        current = joined
+        if i is not None:
+            rows[i] = index[i][right]
         for k, bound in enumerate(bounds):
             value = values[k]
-            if value is not None and not bound.changed_by(i, brought):
+            if value is not None and not bound.changed_by(-1 if i is None else i, brought):
                 continue
             values[k] = value = bound.of(current, rows)
             budget = bound.quantity.budget
@@ -159,4 +190,18 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
             kept &= order <= np.partition(order, max_rows)[max_rows]
         if not kept.all():
             choose(kept)
+
+    while todo:
+        i = min(todo, key=growth)
+        todo.remove(i)
+        if "split" in live[i].axes and "recompute_layers" in live[i].axes:  # first how many layers, then which cut
+            add(_projected(live[i], tuple(SHAPE), domains), None)
+        add(live[i], i)
     return Joined(current, cost, complete, limit)
+
+
+def _projected(table: Table, axes: tuple[str, ...], domains: Mapping[str, Array]) -> Table:
+    """The combinations that some axes of a table have."""
+    held = tuple(axis for axis in axes if axis in table.axes)
+    _, first = np.unique(row_codes(table, held, domains), return_index=True)
+    return Table(held, {axis: table.values[axis][first] for axis in held})

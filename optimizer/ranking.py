@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from parsolve.config import Config
 from parsolve.errors import InternalError
 from parsolve.evaluation import (
     active_limits,
-    instance_for,
+    instance_of,
     objective_rows,
     objective_value,
     total_time,
@@ -50,6 +50,8 @@ ANY_CUT_TOP = 20
 """Longer lists take their cuts from those that can be listed (even, first/last counts, embedding and loss counted)."""
 MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
+OF_CUT = ("split", "recompute_layers")
+"""Axes of which a plan is listed with the best value alone."""
 SLACK = 1e-9
 """Relative slack of float comparisons between two evaluations of the same formula."""
 
@@ -116,6 +118,7 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
         Config(
             **{name: int(column[i]) for name, column in columns.items()},
             recompute=Recompute(int(table.values["recompute"][i])),
+            recompute_layers=int(table.values["recompute_layers"][i]),
             layers_per_stage=p.splits.cuts[int(table.values["split"][i])].layers,
             sequence_parallel=bool(p.sequence_parallel and table.values["tp"][i] > 1),
         )
@@ -132,8 +135,12 @@ def within_limits(p: Instance, table: Table) -> Array:
 
 
 def without_cut(config: Config) -> Config:
-    """The configuration's choices but for the cut: a plan is listed once, with its best cut."""
-    return replace(config, layers_per_stage=())
+    """The configuration's choices but for the cut: a plan is listed once, with its best cut.
+
+    Likewise with its best number of recomputed layers: recompute=block is recompute=none with more than 0 of them.
+    """
+    kind = Recompute.NONE if config.recompute == Recompute.BLOCK else config.recompute
+    return replace(config, layers_per_stage=(), recompute=kind, recompute_layers=0)
 
 
 def solves_any_cut(problem: Problem) -> bool:
@@ -328,32 +335,61 @@ class _Search:
     def batch(self, gbs: int) -> tuple[bool, float]:
         """Improve the list with plans of one batch size; (proven, lower bound of the key)."""
         space = self._space(gbs)
-        p, domains, base = space.p, space.domains, space.rows
+        p, domains = space.p, space.domains
         self.result.domains = _merged(self.result.domains, p, domains)
         self._plant(p, domains)
         self.result.search_space += _combinations(domains)
-        if base is None:
-            return self._any_cut(gbs) if self.any_cut else (True, math.inf)
-        lower_bound = 0.0 if self.any_cut else base.lower_bound
-        self.result.open_bound = lower_bound
+        bounds = [rows.lower_bound for rows in (space.rows, space.partly) if rows is not None]
+        lowest = 0.0 if self.any_cut else min(bounds, default=math.inf)
+        self.result.open_bound = lowest
+        explored = [] if space.rows is None else [(p, space.rows, self._explore(p, space.rows))]
+        partly = self._with_layers(space)
+        if partly is not None:
+            explored.append((*partly, self._explore(*partly)))
+        if self.clock.over():
+            return False, lowest
+        finished, bound = True, math.inf
+        if self.any_cut:
+            finished, bound = self._any_cut(gbs)
+            explored = [(q, rows, joined) for q, rows, joined in explored if q is not p and not self._complete(joined)]
+        for q, rows, joined in explored:
+            proven, least = self._prove(q, rows, joined)
+            finished, bound = finished and proven, min(bound, least)
+        return finished, bound
+
+    def _with_layers(self, space: Space) -> tuple[Instance, Filter] | None:
+        """The rows of recompute=block that may belong on the list, with every number of recomputed layers."""
+        if space.partly is None or self.clock.over():
+            return None
+        if self.best.worst == math.inf and self.best.query.top is not None:  # a first look, to have a bound
+            some = space.with_layers(sample=SAMPLE_ROWS)
+            if some is not None:
+                self._enumerate(some[1], some[0], math.inf)
+        return space.with_layers(self._limit())
+
+    def _complete(self, joined: Joined | None) -> bool:
+        """Whether a join holds everything up to the last key asked for."""
+        return joined is not None and joined.complete and joined.limit >= self.best.worst
+
+    def _explore(self, p: Instance, base: Filter) -> Joined | None:
+        """List plans of some rows until nothing below the last key is missing; the last join, None without time."""
         joined: Joined | None = None
         if self.best.worst == math.inf and self.best.query.top is not None:
             self._enumerate(base, p, math.inf, max(SAMPLE_ROWS, 4 * self.best.query.top))
-        for guess in self._guesses():
+        everything = p.splits.with_recomputation and self.best.query.top is None  # others are on the list already
+        for guess in (math.inf,) if everything else self._guesses():
             if self.clock.over():
-                return False, lower_bound
+                return None
             limit = min(self._limit(), base.lower_bound * guess)
             joined = self._enumerate(base, p, limit)
-            self.say(self._progress(gbs, base.lower_bound, joined.table.size))
+            self.say(self._progress(p.gbs, base.lower_bound, joined.table.size))
             if joined.complete and limit >= self._limit():
                 break
             if not joined.complete and self.best.worst < math.inf:
                 # a sample filled the list: try once more below its last key
                 joined = self._enumerate(base, p, self._limit())
                 break
-        if self.any_cut:
-            return self._any_cut(gbs)
-        return self._prove(p, base, joined)
+        return joined
 
     def _space(self, gbs: int, any_cut: bool = False) -> Space:
         """The tables of one batch size, with the cuts that can be listed or with all at once."""
@@ -391,22 +427,27 @@ class _Search:
         """Put the seeds of this batch size on the list."""
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
-            listed = config.layers_per_stage in p.splits.index
-            if config.gbs == p.gbs and inside and (listed or self.any_cut):
-                own = p if listed else instance_for(self.problem, config.layers_per_stage, p.gbs)
+            listed = (config.layers_per_stage, 0) in p.splits.index
+            if config.gbs == p.gbs and inside and (listed or (self.any_cut and not config.recompute_layers)):
+                own = p if config.cut in p.splits.index else instance_of(self.problem, config)
                 if not violations(own, config):
                     self.list_plan(own, config, objective_value(own, config))
 
     def list_rows(self, p: Instance, table: Table) -> None:
         """List the plans of a full table that belong there, from the lowest bound up."""
+        table = table.keep(within_limits(p, table))
         rows = objective_rows(p, table.values)
-        legal = np.flatnonzero(within_limits(p, table))
-        for i in legal[np.argsort(rows.bound[legal], kind="stable")].tolist():
+        names = list(zip(*(table.values[axis].tolist() for axis in table.axes if axis not in OF_CUT), strict=True))
+        known: dict[tuple[int, ...], float] = {}
+        for i in np.argsort(rows.bound, kind="stable").tolist():
             if rows.bound[i] > self._limit() * (1 + SLACK):
                 break
+            if rows.bound[i] > known.get(names[i], math.inf):
+                continue
             config = configs_of(p, table, [i])[0]
             if rows.bound[i] <= self.best.key(config) * (1 + SLACK):
                 self.list_plan(p, config, rows.exact(i))
+            known[names[i]] = self.best.key(config) * (1 + SLACK)
 
     def list_plan(self, p: Instance, config: Config, cost: float) -> None:
         """Put a legal plan where it belongs; ``p`` knows its cut."""
@@ -451,7 +492,7 @@ class _Search:
 
         start = time.perf_counter()
         best, worst = self.best, self.best.worst
-        complete = joined if joined is not None and joined.complete and joined.limit >= worst else None
+        complete = joined if joined is not None and self._complete(joined) else None
         mine = [plan for plan in best.sorted() if plan.config.gbs == p.gbs]
         if worst == math.inf and len(mine) > MAX_BLOCKED:
             worst = mine[0].key
@@ -471,14 +512,14 @@ class _Search:
         else:
             for plan in mine:
                 if plan.key <= worst * (1 + SLACK):
-                    values = _assignment(p, plan.config)
-                    if complete is not None:  # the join found the best cut
-                        values.pop("split", None)
-                    model.block(values)
+                    for values in _excluded(p, plan.config, complete is not None):
+                        model.block(values)
         if complete is not None and not best.query.distinct:  # what the join has evaluated and found dearer
             known = complete.table.keep(complete.cost <= worst * (1 + SLACK))
-            for i in range(known.size if known.size <= MAX_BLOCKED else 0):
-                model.block({axis: int(column[i]) for axis, column in known.values.items()})
+            some = {axis: column for axis, column in known.values.items() if axis not in OF_CUT}
+            names = dict.fromkeys(zip(*(column.tolist() for column in some.values()), strict=True))
+            for name in names if len(names) <= MAX_BLOCKED else ():
+                model.block(dict(zip(some, name, strict=True)))
         while True:
             if self.clock.over():
                 return False, base.lower_bound
@@ -495,15 +536,25 @@ class _Search:
             model.block(outcome.values)
 
 
-def _assignment(p: Instance, config: Config) -> dict[str, int]:
-    """The plan's axes, its cut among them where that is listed."""
-    cut = p.splits.index.get(config.layers_per_stage)
-    return config.axes() if cut is None else {**config.axes(), "split": cut}
+def _excluded(p: Instance, config: Config, joined: bool) -> Iterator[dict[str, int]]:
+    """What is not asked for again once a plan is listed: the plan where it is among the cuts of ``p``.
+
+    ``joined``: a join has found its best cut and number of recomputed layers, so any others of it.
+    """
+    if not joined:
+        cut = p.splits.index.get(config.cut)
+        if cut is not None:
+            yield {**config.axes(), "split": cut}
+        return
+    kinds = {Recompute.NONE, Recompute.BLOCK}
+    for kind in sorted(kinds) if config.recompute in kinds else (config.recompute,):
+        yield {axis: v for axis, v in {**config.axes(), "recompute": int(kind)}.items() if axis not in OF_CUT}
 
 
 def _combinations(domains: dict[str, Array]) -> int:
     """Values of all axes multiplied, derived ones left out."""
-    return math.prod(len(values) for axis, values in domains.items() if axis not in ("edp", "shards", "dp"))
+    derived = ("edp", "shards", "dp", "recompute_layers")
+    return math.prod(len(values) for axis, values in domains.items() if axis not in derived)
 
 
 def _merged(known: dict[str, list[int]], p: Instance, domains: dict[str, Array]) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ from typing import Any
 from parsolve.api import assumptions, make_plan
 from parsolve.config import Config
 from parsolve.constraints.memory import stage_memory
-from parsolve.evaluation import instance_for, objective_value, total_time
+from parsolve.evaluation import instance_of, objective_value, total_time
 from parsolve.functions import Limit, rule
 from parsolve.objective import DEFAULT, Objective
 from parsolve.optimizer.baseline import rule_of_thumb
@@ -177,7 +177,7 @@ def _reordered(problem: Problem, plans: list[Ranked]) -> list[Ranked]:
     """The plans sorted by another goal, ties by their order so far. Keys stay those of the first goal."""
 
     def value(plan: Ranked) -> float:
-        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        p = instance_of(problem, plan.config)
         return rank_key(objective_value(p, plan.config))
 
     return sorted(plans, key=value)
@@ -210,7 +210,7 @@ def pareto_front(problem: Problem, run: Callable[[Problem, Query], Ranking]) -> 
         if not step.plans or not step.complete:
             break
         plan = _leanest(asked, run, step.plans)
-        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        p = instance_of(problem, plan.config)
         front.append(plan)
         budget = float(stage_memory(p).value(p, {**plan.config.axes(), "split": 0})) * (1 - PARETO_STEP)
     total.plans = front
@@ -248,14 +248,14 @@ def _plans(problem: Problem, ranking: Ranking) -> tuple[Plan, ...]:
 
     Instances are shared between plans with the same cut.
     """
-    instances: dict[tuple[Layers, int], Instance] = {}
+    instances: dict[tuple[tuple[Layers, int], int], Instance] = {}
     plans: list[Plan] = []
     least = min((ranked.key for ranked in ranking.plans), default=1.0)
     for position, ranked in enumerate(ranking.plans, 1):
         config = ranked.config
-        key = (config.layers_per_stage, config.gbs)
+        key = (config.cut, config.gbs)
         if key not in instances:
-            instances[key] = instance_for(problem, *key)
+            instances[key] = instance_of(problem, config)
         plans.append(make_plan(problem, config, position, ranked.key / least, instances[key]))
     return tuple(plans)
 
@@ -264,7 +264,7 @@ def _beside(name: str, problem: Problem, config: Config | None, best: Ranked) ->
     """A comparison plan and how many times slower than the best it is."""
     if config is None:
         return None
-    p = instance_for(problem, config.layers_per_stage, config.gbs)
+    p = instance_of(problem, config)
     step = total_time(p, config)
     relative = step / best.step_time_s
     if problem.per_token:

@@ -7,41 +7,88 @@ cuts, are built once for each batch size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from parsolve.evaluation import active_limits, active_rules, objective_tree
-from parsolve.functions import Array, Limit, Rule
+from parsolve.functions import Array, Limit, Rule, ordered
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.bounds import INFINITE, Filter
-from parsolve.optimizer.tables import Counts, Leaves, Merges, Quantity, apply_rule, build_tables
+from parsolve.optimizer.join import join
+from parsolve.optimizer.tables import (
+    Counts,
+    Leaves,
+    Merges,
+    Partners,
+    Quantity,
+    Table,
+    Tables,
+    apply_rule,
+    build_tables,
+)
 from parsolve.problem import Goal, Instance, Problem
+from parsolve.specs import Recompute
 from parsolve.splits import Splits
+
+OF_LAYERS = {"recompute", "recompute_layers"}
+REACH_ROWS = 150_000
+"""Assignments of recompute=block joined before they get their numbers of layers; of more none is dropped."""
 
 
 @dataclass
 class Space:
-    """What one question looks at: an instance, its domains, and the surviving rows (None: nothing is left)."""
+    """What one question looks at: an instance, its domains, and the surviving rows (None: nothing is left).
+
+    ``rows`` are without recompute=block, whose are in ``partly``: with costs as if no layer were recomputed and memory
+    as if all were, until ``with_layers`` gives them every number of layers.
+    """
 
     p: Instance
     domains: dict[str, Array]
     rows: Filter | None
+    partly: Filter | None = None
+
+    def with_layers(self, bound: float = INFINITE, sample: int = 0) -> tuple[Instance, Filter] | None:
+        """The rows of recompute=block under a bound, their cuts with every number of recomputed layers.
+
+        ``sample``: only what so many of the cheapest assignments use.
+        """
+        rows = self.partly.copy() if self.partly is not None else None
+        if rows is None or not rows.reduce(bound) or not _keep_in_reach(rows, bound, sample):
+            return None
+        found = Filter(_with_layers(self.p, rows.compact().tables))
+        return (found.tables.p, found.compact()) if found.reduce(bound) else None
 
     @property
     def without_values(self) -> bool:
         """Whether some axis has no value left, so that no table is needed."""
         return any(len(values) == 0 for values in self.domains.values())
 
+    def parts(self) -> Iterator[tuple[Instance, Filter]]:
+        """Both parts, the second built when it is asked for."""
+        if self.rows is not None:
+            yield self.p, self.rows
+        partly = self.with_layers()
+        if partly is not None:
+            yield partly
+
 
 @dataclass
 class _Shared:
-    """A space with what later questions added to it."""
+    """All rows of a space, with what later questions added to them."""
 
     space: Space
-    leaves: Leaves
+    rows: Filter
+    leaves: Leaves = field(init=False)
     masks: dict[Rule, tuple[int, Array]] = field(default_factory=dict)
     limits: dict[Limit, Quantity] = field(default_factory=dict)
     goals: dict[Goal, list[Quantity]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tables = self.rows.tables
+        self.leaves = Leaves(self.space.p, tables.domains, tables.tables)
 
 
 class Spaces:
@@ -81,10 +128,12 @@ class Spaces:
         space = self._build(problem, gbs)
         if space.without_values:
             return space
-        p, domains = space.p, space.domains
-        _, counts = self.counts.setdefault(id(p.splits), (p.splits, {}))
-        rows = Filter(build_tables(p, domains, self.objective, counts, self.room, self.merges))
-        return Space(p, domains, rows.compact() if rows.reduce(bound) else None)
+        return _in_parts(space, self._whole(space), bound)
+
+    def _whole(self, space: Space) -> Filter:
+        """All rows of a space, tabulated."""
+        _, counts = self.counts.setdefault(id(space.p.splits), (space.p.splits, {}))
+        return Filter(build_tables(space.p, space.domains, self.objective, counts, self.room, self.merges))
 
     def at(self, problem: Problem, gbs: int, bound: float = INFINITE) -> Space:
         """The space of a problem at one batch size, on shared tables where they have all axes that are needed."""
@@ -94,23 +143,20 @@ class Spaces:
             asked = self._build(problem, gbs)
             if asked.without_values:
                 return asked
-            space = self.once(self.problem, gbs)
-            done = space.rows is None
-            self.shared[gbs] = space if done else _Shared(space, _leaves(space))
+            space = self._build(self.problem, gbs)
+            rows = None if space.without_values else self._whole(space)
+            self.shared[gbs] = space if rows is None or not rows.reduce() else _Shared(space, rows.compact())
         base = self.shared[gbs]
         if isinstance(base, Space):
             return replace(base, p=problem.instance(gbs, base.p.splits))
         if problem is self.problem:
-            rows = base.space.rows
-            assert rows is not None
-            rows = rows.copy()
-            return replace(base.space, rows=rows if rows.reduce(bound) else None)
+            return _in_parts(base.space, base.rows.copy(), bound)
         try:
             rows = self._narrowed(base, problem)
         except KeyError:
             return self.once(problem, gbs, bound)
         p = problem.instance(gbs, base.space.p.splits)
-        return Space(p, base.space.domains, rows.compact() if rows.reduce(bound) else None)
+        return _in_parts(replace(base.space, p=p), rows, bound)
 
     def _narrows(self, problem: Problem) -> bool:
         """Whether the problem differs from this one by its goal and by added rules and limits alone."""
@@ -129,8 +175,7 @@ class Spaces:
         ------
         KeyError: some function's axes are in no table.
         """
-        whole = base.space.rows
-        assert whole is not None
+        whole = base.rows
         own_rules, own_limits = set(active_rules(self.problem)), set(active_limits(self.problem))
         added = [limit for limit in active_limits(problem) if limit not in own_limits]
         if added or (self.objective and problem.goal != self.problem.goal):
@@ -171,7 +216,60 @@ class Spaces:
         return base.masks[rule]
 
 
-def _leaves(space: Space) -> Leaves:
-    assert space.rows is not None
-    tables = space.rows.tables
-    return Leaves(space.p, tables.domains, tables.tables)
+def _in_parts(space: Space, rows: Filter, bound: float) -> Space:
+    """The space with the rows that survive a bound."""
+    block = int(Recompute.BLOCK)
+    if block not in rows.tables.domains["recompute"]:
+        return replace(space, rows=rows.compact() if rows.reduce(bound) else None)
+    others, partly = rows.only("recompute", lambda v: v != block), rows.only("recompute", lambda v: v == block)
+    return replace(
+        space,
+        rows=others.compact() if others.reduce(bound) else None,
+        partly=partly.compact() if partly.reduce(bound) else None,
+    )
+
+
+def _keep_in_reach(rows: Filter, bound: float, sample: int) -> bool:
+    """Drop what no assignment within the bound uses, whatever the number of recomputed layers; False: nothing is left.
+
+    ``sample``: what the cheapest so many do not use as well.
+    """
+    once = rows.copy()
+    groups = [group for quantity in (*rows.tables.objective, *rows.tables.limits) for group in quantity.groups]
+    for i, table in enumerate(rows.tables.tables):
+        alike = all(np.ptp(group.cost) == 0 for group in groups if group.table == i)
+        if alike and set(table.axes) == OF_LAYERS:  # any of its rows will do
+            once.alive[i][np.flatnonzero(once.alive[i])[1:]] = False
+    joined = join(once, bound, sample or REACH_ROWS)
+    if joined.table.size and (joined.complete or sample):
+        values = {axis: column for axis, column in joined.table.values.items() if axis != "recompute_layers"}
+        rows.keep_joined(Table(tuple(values), values))
+    return bool(joined.table.size) or not joined.complete
+
+
+def _with_layers(p: Instance, tables: Tables) -> Tables:
+    """Rows of recompute=block where every cut has a number of recomputed layers: with their own counts and leaves."""
+    domains = dict(tables.domains)
+    splits, of = domain_module.with_recomputation(p.splits, domains["split"], domains["recompute_layers"])
+    variants = Table(
+        ("split", "recompute_layers", "variant"),
+        {"split": of, "recompute_layers": splits.recomputed, "variant": np.arange(len(of))},
+    )
+    chosen = []
+    for table in tables.tables:
+        if "split" in table.axes:
+            values = Partners(table, variants, domains).join()[2].values
+            values["split"] = values.pop("variant")
+            axes = ordered(values)
+            chosen.append(Table(axes, {axis: values[axis] for axis in axes}))
+        elif set(table.axes) != OF_LAYERS:  # those of the cuts imply it
+            chosen.append(table)
+    domains["split"] = np.arange(len(of))
+    q = p.problem.instance(p.gbs, splits)
+    found = Tables(q, domains, chosen)
+    leaves = Leaves(q, domains, chosen)
+    if tables.objective:
+        summands = [leaves.quantity(quantity, None, weight) for weight, quantity in objective_tree(q)]
+        found.objective = [x for x in summands if any(group.sign > 0 for group in x.groups)]
+    found.limits = [leaves.quantity(limit.quantity(q), float(limit.budget(q))) for limit in active_limits(q.problem)]
+    return found

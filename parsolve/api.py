@@ -8,7 +8,7 @@ from typing import Any
 
 from parsolve.config import Config
 from parsolve.errors import SpecError
-from parsolve.evaluation import Estimate, Violation, estimate, instance_for, placement, violations, warnings_for
+from parsolve.evaluation import Estimate, Violation, estimate, instance_of, placement, violations, warnings_for
 from parsolve.functions import Limit, Rule, Term
 from parsolve.problem import Instance, Problem
 from parsolve.reading import parse_config
@@ -25,7 +25,7 @@ def make_plan(
 
     ``p`` is an instance that knows the configuration's cut at its batch size, when the caller has one.
     """
-    p = p or instance_for(problem, config.layers_per_stage, config.gbs)
+    p = p or instance_of(problem, config)
     figures = estimate(_as_run(p, config), config)
     return Plan(
         problem=problem,
@@ -50,7 +50,7 @@ def _as_configured(p: Instance, config: Config) -> Instance:
 
 def plan_instance(problem: Problem, config: Config, every_rank: bool = False) -> Instance:
     """The instance that the figures of one configuration come from; see ``Splits`` for ``every_rank``."""
-    return _as_run(instance_for(problem, config.layers_per_stage, config.gbs, every_rank), config)
+    return _as_run(instance_of(problem, config, every_rank), config)
 
 
 def _as_run(p: Instance, config: Config) -> Instance:
@@ -83,7 +83,7 @@ def check(problem: Problem, config: ConfigLike) -> list[Violation]:
     """
     full, cut_known = parse_config(config, problem)
     gbs = full.gbs if problem.per_token else problem.gbs_target[0]
-    p = _as_configured(instance_for(problem, full.layers_per_stage, gbs), full)
+    p = _as_configured(instance_of(problem, full, gbs=gbs), full)
     found = violations(p, full)
     if not cut_known and not any(v.rule == "enough_layers" for v in found):
         layers, chunks = problem.model.num_layers, full.pp * full.vpp

@@ -15,6 +15,8 @@ from parsolve.units import fold_layers
 class Config:
     """All axes of one plan. ``gbs`` and ``microbatches`` follow from them; the order of fields breaks ties.
 
+    ``recompute_layers``: layers at the start of every chunk that are recomputed under recompute=block, else 0.
+
     Ties in step time are broken by the smaller value of the first field that differs, in the order below: simpler
     plans (less tensor, pipeline, context parallelism, less recomputation) come first.
     """
@@ -33,6 +35,12 @@ class Config:
     edp: int
     layers_per_stage: Layers
     sequence_parallel: bool
+    recompute_layers: int = 0
+
+    @property
+    def cut(self) -> tuple[Layers, int]:
+        """The layer cut and how many layers of each chunk are recomputed: what ``Splits.index`` knows it by."""
+        return self.layers_per_stage, self.recompute_layers
 
     @property
     def gbs(self) -> int:
@@ -41,7 +49,7 @@ class Config:
 
     def axes(self) -> dict[str, int]:
         """The decision axes by name (``split`` excepted)."""
-        names = ("tp", "cp", "pp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "vpp")
+        names = ("tp", "cp", "pp", "ep", "etp", "dp", "edp", "zero", "mbs", "grad_acc", "vpp", "recompute_layers")
         values = {name: int(getattr(self, name)) for name in names}
         return {**values, "shards": self.dp * self.cp, "recompute": int(self.recompute)}
 
@@ -54,6 +62,7 @@ class Config:
             "gbs": self.gbs,
             "vpp": self.vpp,
             "recompute": self.recompute.name.lower(),
+            "recompute_layers": self.recompute_layers,
             "sequence_parallel": self.sequence_parallel,
             "layers_per_stage": [list(rank) for rank in self.layers_per_stage],
         }
@@ -65,6 +74,7 @@ class Config:
         return Config(
             **{name: int(data[name]) for name in names},
             recompute=Recompute[str(data["recompute"]).upper()],
+            recompute_layers=int(data.get("recompute_layers", 0)),
             sequence_parallel=bool(data["sequence_parallel"]),
             layers_per_stage=tuple(tuple(int(n) for n in rank) for rank in data["layers_per_stage"]),
         )

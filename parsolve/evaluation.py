@@ -96,16 +96,23 @@ def active_limits(problem: Problem) -> tuple[Limit, ...]:
     return (*(x for x in LIMITS if x.name not in problem.without), *problem.limits)
 
 
-def instance_for(problem: Problem, layers: Layers, gbs: int, every_rank: bool = False) -> Instance:
+def instance_for(
+    problem: Problem, layers: Layers, gbs: int, every_rank: bool = False, recompute_layers: int = 0
+) -> Instance:
     """The instance at one batch size that knows a single cut; see ``Splits`` for ``every_rank``."""
     schedule = problem.workload.schedule
-    cut = Split(layers, classify(layers, problem.model.num_layers, schedule))
+    cut = Split(layers, classify(layers, problem.model.num_layers, schedule), recompute_layers)
     return problem.instance(gbs, Splits(problem.model.layer_is_moe, [cut], every_rank, schedule))
+
+
+def instance_of(problem: Problem, config: Config, every_rank: bool = False, gbs: int | None = None) -> Instance:
+    """The instance that knows the cut of one configuration, at its batch size unless another is given."""
+    return instance_for(problem, config.layers_per_stage, gbs or config.gbs, every_rank, config.recompute_layers)
 
 
 def axis_values(p: Instance, config: Config) -> dict[str, int]:
     """The configuration's axes with ``split`` as the index of its cut in ``p``."""
-    return {**config.axes(), "split": p.splits.index[config.layers_per_stage]}
+    return {**config.axes(), "split": p.splits.index[config.cut]}
 
 
 def time_tree(p: Instance) -> tuple[StageMax, ...]:

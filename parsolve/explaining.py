@@ -129,10 +129,10 @@ def find(name: str) -> list[Entry]:
 def plan_formulas(plan: Plan) -> list[dict[str, Any]]:
     """For every line of a plan's time and memory, the figure and the functions that it is made of."""
     from parsolve.constraints.memory import stage_memory
-    from parsolve.evaluation import instance_for
+    from parsolve.evaluation import instance_of
     from parsolve.objectives.step_time import step_time
 
-    p = instance_for(plan.problem, plan.config.layers_per_stage, plan.config.gbs)
+    p = instance_of(plan.problem, plan.config)
     estimate = plan.estimate
     memory = {name: amount for name, amount in estimate.memory_bytes.items() if name not in ("total", "limit")}
     return [
@@ -189,12 +189,13 @@ def _sums(module: ModuleType) -> Iterator[Any]:
 
 @cache
 def _sample() -> Any:
-    """An instance with experts, on which sums can be built to see which lines they make."""
+    """An instance with experts and recomputed layers, on which sums can be built to see which lines they make."""
     from parsolve.problem import Problem
-    from parsolve.splits import Splits
+    from parsolve.splits import Split, Splits, balanced
 
     problem = Problem("h100-sxm:1x8", "deepseek-v3", seq_len=4096, gbs=8)
-    return problem.instance(8, Splits((), ()))
+    partly_recomputed = Split(balanced(problem.model.num_layers, 1, 1), "even", 1)
+    return problem.instance(8, Splits(problem.model.layer_is_moe, [partly_recomputed]))
 
 
 def _sum_entry(function: Any) -> Entry:

@@ -45,7 +45,8 @@ _RECOMPUTE = {r.name.lower(): int(r) for r in Recompute}
 def require_rule(text: str) -> Rule:
     """The rule that ``text`` holds.
 
-    Allowed: whole and decimal numbers, axis names (and gbs; none, selective, light, full for recompute), + - * / // %,
+    Allowed: whole and decimal numbers, axis names (and gbs; none, selective, full, block, light for recompute),
+    + - * / // %,
     comparisons (chained too), and/or/not, parentheses.
 
     Raises

@@ -120,9 +120,9 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     edp = cluster.num_gpus // max(1, config.get("etp", tp) * config.get("ep", 1) * pp)
     if dp * cp <= 1 and edp <= 1:
         config["zero"] = 0  # nothing to shard over: the flag has no effect
-    config["recompute"] = _recompute(command, shape, notes)
     modules = command.number("--mtp-num-layers", 0)
     config |= _cut(command, shape.num_layers, pp)
+    config |= _recompute(command, shape, _fullest(config, shape.num_layers), notes)
     layout = command.text(LAYOUT)
     if layout is not None:
         _check_modules(layout, modules, version, notes)
@@ -260,16 +260,40 @@ def _shard_group(command: Command, ranks: int) -> int | None:
     return ranks // copies
 
 
-def _recompute(command: Command, model: Model, notes: list[str]) -> str:
-    """none, selective (core attention), light or full; a note where the modules are others than those."""
+def _recompute(command: Command, model: Model, fullest: int, notes: list[str]) -> dict[str, Any]:
+    """What is recomputed; a note where the modules are others than those of selective or light.
+
+    The block method counts layers of every (virtual) chunk, of which the fullest has so many.
+    """
     if command.has("--recompute-activations"):
-        return "selective"
+        return {"recompute": "selective"}
     kind = command.text("--recompute-granularity", "none")
     if kind not in ("none", "selective", "full"):
         raise SpecError(f"{kind!r} is neither selective nor full", "--recompute-granularity")
+    if kind == "selective":
+        return {"recompute": _modules(command, model, notes)}
+    if kind != "full":
+        return {"recompute": kind}
+    method, layers = command.text("--recompute-method"), command.number("--recompute-num-layers", 0)
+    if method not in ("uniform", "block"):
+        raise SpecError("full recomputation needs uniform or block", "--recompute-method")
+    if layers < 1:
+        raise SpecError("full recomputation needs a number of layers from 1 up", "--recompute-num-layers")
+    if method == "block" and layers < fullest:
+        return {"recompute": "block", "recompute_layers": layers}
+    if method == "uniform" and layers > 1:
+        notes.append(
+            f"--recompute-num-layers {layers}: Megatron keeps the input of every {layers}th layer and rebuilds "
+            f"{layers} at a time; the estimate of memory is for one at a time"
+        )
+    return {"recompute": kind}
+
+
+def _modules(command: Command, model: Model, notes: list[str]) -> str:
+    """selective (core attention), light, or none of the modules that the estimate knows."""
     modules = set(command.options.get("--recompute-modules", []))
-    if kind != "selective" or not modules - {"core_attn"}:
-        return kind
+    if not modules - {"core_attn"}:
+        return "selective"
     here = set(light_modules(model)) if model.moe or model.mla else set()
     counted = here if modules & here else modules & {"core_attn"}
     if modules != counted:
@@ -278,6 +302,14 @@ def _recompute(command: Command, model: Model, notes: list[str]) -> str:
             f"{' '.join(sorted(counted)) or 'no'} recomputation"
         )
     return "light" if modules & here else "selective" if counted else "none"
+
+
+def _fullest(config: dict[str, Any], num_layers: int) -> int:
+    """Layers of the fullest chunk."""
+    given = config.get("layers_per_stage")
+    if given:
+        return max(int(layers) for rank in given for layers in rank)
+    return -(-num_layers // (int(config["pp"]) * int(config.get("vpp", 1))))
 
 
 def _cut(command: Command, num_layers: int, pp: int) -> dict[str, Any]:
@@ -408,5 +440,8 @@ def _slow(command: Command, config: dict[str, Any], dp: int, model: Model) -> li
     ):
         advice.append("the all-gather dispatcher moves every token to every expert rank: use alltoall")
     if config["recompute"] == "full":
-        advice.append("full recomputation costs about a third more compute: see whether the plan fits without")
+        advice.append(
+            "full recomputation costs about a third more compute: see whether the plan fits without, or with "
+            "--recompute-method block and fewer layers"
+        )
     return advice

@@ -35,7 +35,8 @@ AXES: dict[str, str] = {
     "mbs": "micro-batch size, sequences",
     "grad_acc": "microbatches per step and data-parallel rank",
     "vpp": "virtual pipeline chunks per rank",
-    "recompute": "activation recomputation: 0 none, 1 selective, 2 full, 4 light",
+    "recompute": "activation recomputation: 0 none, 1 selective, 2 full, 3 block, 4 light",
+    "recompute_layers": "layers at the start of every pipeline chunk that recompute=block recomputes, else 0",
     "split": "how the layers are cut into stages: an index into the problem's list of splits",
 }
 STAGE = "stage"

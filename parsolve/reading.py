@@ -66,6 +66,7 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
         edp=edp,
         layers_per_stage=layers,
         sequence_parallel=sequence_parallel and tp > 1,
+        recompute_layers=values.get("recompute_layers", 0),
     )
     return config, cut_known
 

@@ -13,6 +13,8 @@ from parsolve.problem import Problem, replace_workload
 from parsolve.specs import Recompute
 
 PINNABLE = (*(axis for axis in AXES if axis not in ("split", "shards")), "sequence_parallel", "gbs")
+LIMITS = {"zero": (0, 3), "recompute_layers": (0, 10**9)}
+"""Lowest and highest value of an axis, where they are not 1 and 1,000,000,000."""
 _SYNONYMS = {"microbatches": "grad_acc", "gradient_accumulation": "grad_acc"}
 
 
@@ -46,11 +48,9 @@ def axis_value(axis: str, value: Any, where: str) -> int:
         number = int(text)
     except ValueError:
         raise SpecError(f"{axis} takes whole numbers, not {value!r}", where) from None
-    lowest = 0 if axis == "zero" else 1
-    if number < lowest or number > 10**9 or (axis == "zero" and number > 3):
-        raise SpecError(
-            f"{axis}={value} is out of range; {'0 to 3' if axis == 'zero' else '1 to 1,000,000,000'}", where
-        )
+    lowest, highest = LIMITS.get(axis, (1, 10**9))
+    if not lowest <= number <= highest:
+        raise SpecError(f"{axis}={value} is out of range; {lowest} to {highest:,}", where)
     return number
 
 

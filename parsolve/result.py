@@ -58,7 +58,12 @@ class Plan:
         """
         limit, cut = self.estimate.memory_bytes["limit"], self.config.layers_per_stage
         rows: list[dict[str, Any]] = [
-            {"rank": stage.rank, "layers": list(cut[stage.rank]), "memory_bytes": stage.to_json(limit)}
+            {
+                "rank": stage.rank,
+                "layers": list(cut[stage.rank]),
+                "recomputed": [min(n, self.config.recompute_layers) for n in cut[stage.rank]],
+                "memory_bytes": stage.to_json(limit),
+            }
             for stage in self.stages
         ]
         if self.problem.mtp_layers:

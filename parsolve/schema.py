@@ -17,7 +17,7 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 SIZE: Schema = {"type": "integer", "minimum": 1}
 TEXTS: Schema = {"type": "array", "items": TEXT}
-RECOMPUTE = ("none", "selective", "full", "light")
+RECOMPUTE = ("none", "selective", "full", "block", "light")
 
 
 def schema(what: str) -> Schema:
@@ -93,10 +93,12 @@ CONFIG = _object(
         "zero": {"type": "integer", "minimum": 0, "maximum": 3},
         **dict.fromkeys(("mbs", "grad_acc", "microbatches", "gbs", "vpp"), SIZE),
         "recompute": {"type": "string", "enum": list(RECOMPUTE)},
+        "recompute_layers": {"type": "integer", "minimum": 0},
         "sequence_parallel": FLAG,
         "layers_per_stage": _list(_list({"type": "integer", "minimum": 0})),
     },
-    about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks.",
+    about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks. "
+    "recompute_layers: under recompute block the first so many layers of every chunk are recomputed, else 0.",
 )
 ESTIMATE = _object(
     {
@@ -121,10 +123,12 @@ STAGE = _object(
     {
         "rank": {"type": "integer", "minimum": 0},
         "layers": _list({"type": "integer", "minimum": 0}),
+        "recomputed": _list({"type": "integer", "minimum": 0}),
         "memory_bytes": _map(INTEGER, {"total": INTEGER, "limit": INTEGER}),
     },
     {"mtp_layers": SIZE},
-    about="One pipeline rank: the layer counts of its vpp chunks, the multi-token-prediction modules on it, and its "
+    about="One pipeline rank: the layer counts of its vpp chunks, how many of them recompute block recomputes, the "
+    "multi-token-prediction modules on it, and its "
     "memory by part; parts add up to total.",
 )
 LAUNCH: Schema = {**_object({"command": TEXT}), "properties": {"command": TEXT, "config": {"type": "object"}}}
@@ -168,7 +172,7 @@ PROBLEM = _object(
         "profile": TEXT,
         "domains": {
             **_map(_list(INTEGER)),
-            "description": "the values that each axis could take; recompute 0, 1, 2, 4 (none, selective, full, light)",
+            "description": "values of each axis; recompute 0 to 4: none, selective, full, block, light",
         },
     },
     {"rules": TEXTS},

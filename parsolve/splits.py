@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -30,11 +31,12 @@ class Split(NamedTuple):
 
     ``kind``: ``even``; ``embedding``, ``loss``, ``embedding+loss`` (counted as a layer); ``first-last`` (own counts for
     the first and last rank); ``layout`` (any other); ``free``: stands for every cut of its shape, ``layers`` is
-    meaningless.
+    meaningless. ``recomputed``: the first so many layers of every chunk are recomputed (recompute=block).
     """
 
     layers: Layers
     kind: str
+    recomputed: int = 0
 
     @property
     def pp(self) -> int:
@@ -50,6 +52,11 @@ class Split(NamedTuple):
     def even(self) -> bool:
         """All chunks hold the same number of layers."""
         return self.kind == "even"
+
+    @property
+    def fullest(self) -> int:
+        """Layers of the fullest chunk."""
+        return max(map(max, self.layers))
 
 
 def ranks_in_model_order(pp: int, vpp: int, schedule: str = "1f1b") -> Array:
@@ -278,16 +285,28 @@ IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight")
 """Layers times the microbatches whose activations are held for them, at the rank's worst moment."""
 WAITING = ("dense_waiting", "moe_waiting", "head_waiting")
 """The same for microbatches between their input and their weight gradients, where a schedule splits them."""
+RECOMPUTED = (
+    "dense_recomputed",
+    "moe_recomputed",
+    "dense_recomputed_ahead",
+    "moe_recomputed_ahead",
+    "rebuilds_dense",
+    "rebuilds_moe",
+)
+"""What a slot of a cut with recomputed layers holds of these: in all its chunks, in the first chunks of all earlier
+ranks; and 1 where a layer of that kind is rebuilt while all the activations of the others are still held."""
+KEPT_IN_FLIGHT = ("dense_kept_in_flight", "moe_kept_in_flight")
+"""The same as IN_FLIGHT for layers that are not recomputed; 0 where the cut recomputes none."""
 
 
 class Splits:
     """A list of cuts with what every representative stage holds, as arrays over (split, stage slot).
 
-    ``features[name]``: see FEATURES. ``rank``: the pipeline rank of the slot. ``weight``: share of all ranks that a
-    slot stands for; only the mean slot of a relaxed cut has one. ``every_rank``: slot ``i`` is rank ``i``, so that a
-    report can tell each; cuts of fewer ranks repeat their last. So it is under a ``schedule`` that splits the backward
-    pass, where no rank need hold as much as a neighbour with the same layers; in a V each rank has a slot for either
-    phase (``objectives.split_backward.moments``).
+    ``features[name]``: see FEATURES and RECOMPUTED. ``rank``: the pipeline rank of the slot. ``weight``: share of all
+    ranks that a slot stands for; only the mean slot of a relaxed cut has one. ``every_rank``: slot ``i`` is rank ``i``,
+    so that a report can tell each; cuts of fewer ranks repeat their last. So it is under a ``schedule`` that splits the
+    backward pass, where no rank need hold as much as a neighbour with the same layers; in a V each rank has a slot for
+    either phase (``objectives.split_backward.moments``).
     """
 
     def __init__(
@@ -300,41 +319,51 @@ class Splits:
         self.layer_is_moe, self.cuts, self.schedule = tuple(layer_is_moe), tuple(cuts), schedule
         every_rank = every_rank or schedule in SPLIT_BACKWARD
         self._phases = 2 if schedule in FOLDED else 1
-        self.index = {cut.layers: i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
-        stages = [_stages(cut, self.layer_is_moe, schedule) for cut in self.cuts]
-        self.contents = [(dense, moe) for dense, moe, _ in stages]
+        self.index = {(cut.layers, cut.recomputed): i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
+        self.recomputed = np.array([cut.recomputed for cut in self.cuts], dtype=np.int64)
+        self.with_recomputation = bool(self.recomputed.any())
+        number: dict[tuple[Layers, str], int] = {}
+        self._base = np.array([number.setdefault((cut.layers, cut.kind), len(number)) for cut in self.cuts], np.int64)
+        bases = [Split(*name) for name in number]
+        partly = set(self._base[self.recomputed > 0].tolist())
+        stages = [_stages(cut, self.layer_is_moe, i in partly, schedule) for i, cut in enumerate(bases)]
+        self._contents = [(dense, moe) for dense, moe, _ in stages]
+        self.contents = [self._contents[base] for base in self._base.tolist()]
         """(rank, chunk) dense and MoE layers of each cut."""
         rows = [
             _relaxed_rows(cut, self.layer_is_moe)
             if cut.kind == FREE
             else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks, schedule)
-            for cut, (dense, moe, ranks) in zip(self.cuts, stages, strict=True)
+            for cut, (dense, moe, ranks) in zip(bases, stages, strict=True)
         ]
-        self.slots = max((len(r) for r in rows), default=1) * self._phases
-        shape = (len(self.cuts), self.slots)
-        self.pp = np.array([cut.pp for cut in self.cuts], dtype=np.int64)
-        self.vpp = np.array([cut.vpp for cut in self.cuts], dtype=np.int64)
-        self.even = np.array([cut.even for cut in self.cuts], dtype=bool)
-        self.kinds = np.array([cut.kind for cut in self.cuts])
-        self.rank = np.zeros(shape, np.int64)
-        self.weight = np.zeros(shape)
-        self.features = {name: np.zeros(shape) for name in FEATURES}
-        for i, slots in enumerate(rows):
-            for j in range(self.slots):
-                row = slots[min(j // self._phases, len(slots) - 1)]
-                self.rank[i, j] = row["rank"]
-                once = j < len(slots) * self._phases and j % self._phases == 0
-                self.weight[i, j] = row["weight"] if once else 0.0
-                for name in FEATURES:
-                    self.features[name][i, j] = row.get(name, 0.0)
+        rows = [[row for row in slots for _ in range(self._phases)] for slots in rows]
+        self.slots = max((len(r) for r in rows), default=1)
+        self.pp = np.array([cut.pp for cut in bases], dtype=np.int64)[self._base]
+        self.vpp = np.array([cut.vpp for cut in bases], dtype=np.int64)[self._base]
+        self.even = np.array([cut.even for cut in bases], dtype=bool)[self._base]
+        self.kinds = np.array([cut.kind for cut in bases])[self._base]
+        self.fullest = np.array([cut.fullest for cut in bases], dtype=np.int64)[self._base]
+
+        def column(name: str, beyond: bool = True) -> Array:
+            """(split, slot); ``beyond``: the last slot is repeated, else followed by 0."""
+            of_base = [[row.get(name, 0) for row in slots] for slots in rows]
+            filled = [of + [of[-1] if beyond else 0] * (self.slots - len(of)) for of in of_base]
+            return np.array(filled, dtype=float).reshape(-1, self.slots)[self._base]
+
+        self.rank = column("rank").astype(np.int64)
+        self.weight = column("weight", beyond=False) * (np.arange(self.slots) % self._phases == 0)
+        self.features = {name: column(name) for name in FEATURES}
         self._chunks = {kind: self._chunk_layers(i) for i, kind in enumerate(("dense", "moe"))}
-        uneven = [any(len(set(rank)) > 1 for layers in pair for rank in layers.tolist()) for pair in self.contents]
-        self._free = np.array([cut.kind == FREE for cut in self.cuts], dtype=bool)
-        self._own_moments = self._free | ((self.vpp > 1) & np.array(uneven, dtype=bool))
+        uneven = [any(len(set(rank)) > 1 for layers in pair for rank in layers.tolist()) for pair in self._contents]
+        self._free = np.array([cut.kind == FREE for cut in bases], dtype=bool)[self._base]
+        self._own_moments = self._free | ((self.vpp > 1) & np.array(uneven, dtype=bool)[self._base])
         self._held: dict[tuple[str | int, ...], Array] = {}
         self._split = schedule in SPLIT_BACKWARD
         shapes, self._shape = np.unique(np.stack((self.pp, self.vpp)), axis=1, return_inverse=True)
         self._of_shape = [np.flatnonzero(self._shape == i) for i in range(shapes.shape[1])]
+        self._partial = {base: _Partial.of(self, base, bases[base]) for base in sorted(partly)}
+        if self.with_recomputation:
+            self._add_recomputation()
 
     @cached_property
     def balanced(self) -> Array:
@@ -342,34 +371,69 @@ class Splits:
         layers, schedule = len(self.layer_is_moe), self.schedule
         return np.array([cut.layers == balanced(layers, cut.pp, cut.vpp, schedule) for cut in self.cuts], dtype=bool)
 
+    def recomputed_contents(self, split: int) -> tuple[Array, Array] | None:
+        """(rank, chunk) dense and MoE layers of a cut that are recomputed; None: none."""
+        if not self.recomputed[split]:
+            return None
+        of, i = self._partial[int(self._base[split])], int(self.recomputed[split]) - 1
+        return of.dense[i], of.moe[i]
+
+    def _add_recomputation(self) -> None:
+        """The features RECOMPUTED, and the layers of each chunk that are kept."""
+        shape = self.rank.shape
+        self.features |= {name: np.zeros(shape) for name in RECOMPUTED}
+        kept = {kind: np.zeros((*shape, int(self.vpp.max()))) for kind in ("dense", "moe")}
+        own = np.zeros(len(self.cuts), dtype=bool)
+        for base, of in self._partial.items():
+            here = np.flatnonzero((self._base == base) & (self.recomputed > 0))
+            some, ranks = self.recomputed[here] - 1, self.rank[here[0]]
+            for name in RECOMPUTED:
+                self.features[name][here] = of.features[name][some][:, ranks]
+            for kind, layers in (("dense", of.kept_dense), ("moe", of.kept_moe)):
+                kept[kind][here, :, : layers.shape[2]] = layers[some][:, ranks]
+                own[here] |= (layers[some].max(axis=2) != layers[some].min(axis=2)).any(axis=1)
+        self._chunks |= {f"{kind}_kept": layers for kind, layers in kept.items()}
+        self._own_kept_moments = own
+
     def _chunk_layers(self, kind: int) -> Array:
         """(split, slot, chunk) layers of one kind."""
         result = np.zeros((*self.rank.shape, int(self.vpp.max(initial=1))))
-        for i, pair in enumerate(self.contents):
+        _, first = np.unique(self._base, return_index=True)
+        for i, pair in zip(first.tolist(), self._contents, strict=True):
             result[i, :, : pair[kind].shape[1]] = pair[kind][self.rank[i]]
-        return result
+        return result[first[self._base]] if len(first) else result
 
     def in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
-        """One of IN_FLIGHT for arrays of splits, slots and microbatch counts, at each rank's worst moment.
+        """One of IN_FLIGHT or KEPT_IN_FLIGHT for arrays of splits, slots and microbatch counts.
 
-        With equal chunks on a rank any moment with the most chunks in flight will do; else all moments are looked at.
+        At each rank's worst moment: with equal chunks on a rank any moment with the most chunks in flight will do; else
+        all moments are looked at.
         """
+        kept = name in KEPT_IN_FLIGHT
+        if kept and not self.with_recomputation:
+            return np.zeros(np.broadcast_shapes(np.shape(split), np.shape(stage), np.shape(grad_acc)))
         if self._split:
             return self._split_in_flight(name, split, stage, grad_acc)
         if name == "embedding_in_flight":
             result = np.minimum(grad_acc, self.pp[split]) * self.features["first"][split, stage]
         else:
             result = self._equal_chunks_in_flight(self._chunks[name.removesuffix("_in_flight")], split, stage, grad_acc)
-        own = self._free if name == "embedding_in_flight" else self._own_moments
+        own = self._free if name == "embedding_in_flight" else (self._own_kept_moments if kept else self._own_moments)
         if not np.any(own[split]):
             return result
         cut, depth = np.broadcast_arrays(split, np.minimum(grad_acc, saturated(self.pp[split], self.vpp[split])))
         here, slot = own[cut], np.broadcast_to(stage, np.broadcast_shapes(np.shape(stage), cut.shape))
-        known, which = np.unique(np.stack((cut[here], depth[here])), axis=1, return_inverse=True)
+        alike = cut if kept else self._first_alike[cut]
+        known, which = np.unique(np.stack((alike[here], depth[here])), axis=1, return_inverse=True)
         worst = np.stack([self._slots_in_flight(name, one, m) for one, m in known.T.tolist()])
         place = np.zeros(cut.shape, np.int64)
         place[here] = which.ravel()
         return np.where(here, worst[place, slot], result)
+
+    @cached_property
+    def _first_alike(self) -> Array:
+        """The first cut with the same layers, for each."""
+        return np.unique(self._base, return_index=True)[1][self._base]
 
     def _equal_chunks_in_flight(self, layers: Array, split: Any, stage: Any, grad_acc: Any) -> Any:
         """1F1B: min(m, p-i) microbatches. Interleaved: min(m*v, 2*(p-1-i) + (v-1)*p + 1) chunks, in rounds of p."""
@@ -385,10 +449,13 @@ class Splits:
 
     def _slots_in_flight(self, name: str, split: int, microbatches: int) -> Array:
         """(slot,) of one cut."""
-        known = (name, split, microbatches)
+        kept = name in KEPT_IN_FLIGHT
+        known = (name, int(self._base[split]), microbatches)
         if known not in self._held:
-            self._held[known] = self._compute_in_flight(name, split, microbatches)
-        return self._held[known]
+            compute = self._kept_in_flight if kept else self._compute_in_flight
+            self._held[known] = compute(name, split, microbatches)
+        found: Array = self._held[known]
+        return found[self.recomputed[split] - 1] if kept else found
 
     def _compute_in_flight(self, name: str, split: int, microbatches: int) -> Array:
         from parsolve.objectives.schedule import Shape, held
@@ -443,6 +510,17 @@ class Splits:
             return np.asarray(self.features[feature][cuts, slot, None] * (np.arange(vpp) == chunk))
         return np.asarray(self._chunks[name.split("_")[0]][cuts, slot, :vpp])
 
+    def _kept_in_flight(self, name: str, split: int, microbatches: int) -> Array:
+        """(recomputed layers less one, slot) of all cuts with these layers."""
+        from parsolve.objectives.schedule import Shape, held
+
+        cut, of = self.cuts[split], self._partial[int(self._base[split])]
+        layers = of.kept_dense if name == "dense_kept_in_flight" else of.kept_moe
+        shape = Shape(cut.pp, cut.vpp, microbatches)
+        ranks = self.rank[split].tolist()
+        worst = {r: (held(shape, r) @ layers[:, r].T).max(axis=0) for r in set(ranks)}
+        return np.stack([worst[r] for r in ranks], axis=1)
+
     @property
     def texts(self) -> list[str]:
         """Each cut as chunk sizes in model order."""
@@ -470,16 +548,71 @@ def moe_layers(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
     return moe
 
 
-def _stages(cut: Split, layer_is_moe: tuple[bool, ...], schedule: str) -> tuple[Array, Array, list[int]]:
-    """(rank, chunk) dense and MoE layer counts, and the representative ranks."""
+@dataclass(frozen=True)
+class _Partial:
+    """Recomputed and kept layers of a cut where the first 1, 2, ... of every chunk are recomputed.
+
+    ``dense``, ``moe``, ``kept_dense``, ``kept_moe``: (recomputed less one, rank, chunk); ``features``: those of
+    RECOMPUTED, (recomputed less one, rank).
+    """
+
+    dense: Array
+    moe: Array
+    kept_dense: Array
+    kept_moe: Array
+    features: dict[str, Array]
+
+    @staticmethod
+    def of(splits: Splits, base: int, cut: Split) -> _Partial:
+        """All of one cut, up to as many layers as are asked for."""
+        most = int(splits.recomputed[splits._base == base].max())
+        all_dense, all_moe = splits._contents[base]
+        sizes = all_dense + all_moe
+        start = np.cumsum(sizes.T).reshape(sizes.T.shape).T - sizes
+        before = _moe_before(splits.layer_is_moe)
+        first = np.minimum(np.arange(1, most + 1)[:, None, None], sizes)
+        moe = before.take(start + first, mode="clip") - before.take(start, mode="clip")
+        dense = first - moe
+        kept_dense, kept_moe = all_dense - dense, all_moe - moe
+        of_moe = ((moe > 0) & (kept_moe == 0)).any(axis=2)
+        of_dense = ((dense > 0) & (kept_dense + kept_moe == 0)).any(axis=2) & ~of_moe
+        in_first = {"dense": dense[:, :, 0], "moe": moe[:, :, 0]}
+        features = {
+            "dense_recomputed": dense.sum(axis=2),
+            "moe_recomputed": moe.sum(axis=2),
+            **{f"{kind}_recomputed_ahead": layers.cumsum(axis=1) - layers for kind, layers in in_first.items()},
+            "rebuilds_dense": of_dense,
+            "rebuilds_moe": of_moe,
+        }
+        return _Partial(dense, moe, kept_dense, kept_moe, features)
+
+
+def _patterns(counts: Array, layer_is_moe: tuple[bool, ...]) -> Array:
+    """(rank, chunk) a number for the order of the kinds of the chunk's layers, equal where the orders are."""
+    number: dict[tuple[bool, ...], int] = {}
+    ends = np.cumsum(counts.T).reshape(counts.T.shape).T
+    spans = zip((ends - counts).ravel().tolist(), ends.ravel().tolist(), strict=True)
+    found = [number.setdefault(layer_is_moe[start:end], len(number)) for start, end in spans]
+    return np.array(found, dtype=np.int64).reshape(counts.shape)
+
+
+def _stages(
+    cut: Split, layer_is_moe: tuple[bool, ...], in_order: bool, schedule: str
+) -> tuple[Array, Array, list[int]]:
+    """(rank, chunk) dense and MoE layer counts, and the representative ranks.
+
+    ``in_order``: ranks are alike only where their kinds of layers follow in the same order.
+    """
     counts = np.array(cut.layers, dtype=np.int64)
     if schedule in FOLDED:
-        in_order = moe_layers(stages_in_model_order(counts, schedule), layer_is_moe)
-        moe = np.array(from_model_order(in_order.tolist(), cut.pp, schedule), dtype=np.int64)
+        of_stages = moe_layers(stages_in_model_order(counts, schedule), layer_is_moe)
+        moe = np.array(from_model_order(of_stages.tolist(), cut.pp, schedule), dtype=np.int64)
     else:
         moe = moe_layers(counts.T.ravel(), layer_is_moe).reshape(counts.T.shape).T
     dense = counts - moe
     contents = np.concatenate((dense, moe), axis=1)
+    if in_order and any(layer_is_moe) and not all(layer_is_moe):
+        contents = np.concatenate((contents, _patterns(counts, layer_is_moe)), axis=1)
     changes = [0, *(np.flatnonzero((contents[1:] != contents[:-1]).any(axis=1)) + 1).tolist(), len(contents)]
     edges = {0, len(contents) - 1}
     if len(contents) > 2:
@@ -582,6 +715,7 @@ class Probe(Splits):
         self.slots = len(self.NAMES)
         self.pp = np.array([pp for pp, _ in shapes], dtype=np.int64)
         self.vpp = np.array([vpp for _, vpp in shapes], dtype=np.int64)
+        self.recomputed, self.with_recomputation = np.zeros(len(shapes), np.int64), False
         unit = np.eye(self.slots)
         self.features = {
             name: np.tile(unit[self.NAMES.index(name)], (len(shapes), 1)) for name in (*FEATURES, *IN_FLIGHT)

@@ -11,6 +11,8 @@ from parsolve.launchers.base import Launch
 from parsolve.specs import MLA, Model, MoE, Recompute
 from parsolve.splits import balanced, enumerate_splits
 
+BUT_LIGHT = [kind for kind in Recompute if kind != Recompute.LIGHT]
+
 
 def model(**changes: Any) -> Model:
     shape = {
@@ -118,7 +120,8 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             ep=ep,
             etp=etp,
             zero=rng.choice([0, 1, 1, 2, 3]) if pp == 1 else rng.choice([0, 1]),
-            recompute=Recompute.LIGHT if light else rng.choice((Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)),
+            recompute=(recompute := Recompute.LIGHT if light else rng.choice(BUT_LIGHT)),
+            recompute_layers=int(recompute == Recompute.BLOCK),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
         plans.append((p, plan))

@@ -67,13 +67,17 @@ def rank_cuts(layers: int, pp: int, vpp: int, rank: int, fuller_first: bool) -> 
 
 
 def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool) -> Splits:
-    splits = split_list(problem, domains["pp"], domains["vpp"])
-    if not any_cut or not takes_any_cut(problem):
-        return splits
+    """All cuts, and those that can be listed with any number of recomputed layers a chunk."""
+    listed = split_list(problem, domains["pp"], domains["vpp"]).cuts
     layers = problem.model.num_layers
-    shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
-    cuts = dict.fromkeys([cut.layers for cut in splits.cuts] + [c for s in shapes for c in all_cuts(layers, *s)])
-    return Splits(problem.model.layer_is_moe, [Split(cut, classify(cut, layers)) for cut in cuts])
+    cuts = dict.fromkeys(cut.layers for cut in listed)
+    if any_cut and takes_any_cut(problem):
+        shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
+        cuts |= dict.fromkeys(cut for shape in shapes for cut in all_cuts(layers, *shape))
+    found = [Split(cut, classify(cut, layers)) for cut in cuts]
+    if Recompute.BLOCK in domains["recompute"]:
+        found += [Split(cut.layers, cut.kind, n) for cut in listed for n in range(1, max(map(max, cut.layers)))]
+    return Splits(problem.model.layer_is_moe, found)
 
 
 def any_legal(problem: Problem) -> bool:
@@ -110,6 +114,7 @@ def _rows(problem: Problem, gbs: int, any_cut: bool = False) -> tuple[Instance, 
     values = dict(zip(AXES, np.array(rows, dtype=np.int64).reshape(-1, len(AXES)).T, strict=True))
     values["vpp"] = splits.vpp[values["split"]]
     values["shards"] = values["dp"] * values["cp"]
+    values["recompute_layers"] = splits.recomputed[values["split"]]
     legal = np.ones(len(rows), dtype=bool)
     if rows:
         for rule in active_rules(problem):
@@ -122,7 +127,7 @@ def _rows(problem: Problem, gbs: int, any_cut: bool = False) -> tuple[Instance, 
 def _at_batch(
     problem: Problem, gbs: int, found: dict[Config, tuple[float, Config]], top: int | None, any_cut: bool
 ) -> None:
-    """Put the plans of one batch size in ``found``, by the configuration without its cut.
+    """Put the plans of one batch size in ``found``, by the configuration without its cut and recomputed layers.
 
     Schedules are simulated for rows whose bound, checked against simulations elsewhere, may still matter.
     """
@@ -142,10 +147,15 @@ def _at_batch(
             layers_per_stage=(),
             sequence_parallel=bool(p.sequence_parallel and values["tp"][i] > 1),
         )
-        known = found.get(config)
+        whole = config.recompute if config.recompute != Recompute.BLOCK else Recompute.NONE
+        name = replace(config, recompute=whole)  # block is none but for some layers: listed with the best number
+        known = found.get(name)
         if known is None or rows.bound[i] <= known[0] * (1 + 1e-9):
-            cut = replace(config, layers_per_stage=p.splits.cuts[int(values["split"][i])].layers)
-            plan = (rank_key(rows.exact(i)), cut)
-            found[config] = min(known, plan) if known else plan
+            cut = p.splits.cuts[int(values["split"][i])]
+            plan = (
+                rank_key(rows.exact(i)),
+                replace(config, layers_per_stage=cut.layers, recompute_layers=cut.recomputed),
+            )
+            found[name] = min(known, plan) if known else plan
             if top is not None and len(found) >= top:
                 worst = sorted(key for key, _ in found.values())[top - 1]

@@ -13,7 +13,7 @@ import parsolve
 from parsolve import Problem, SpecError
 from parsolve.config import Config
 from parsolve.constraints.memory import stage_memory
-from parsolve.evaluation import instance_for, objective_value, stage_memories, violations
+from parsolve.evaluation import instance_of, objective_value, stage_memories, violations
 from parsolve.functions import Limit, rule
 from parsolve.optimizer import ranking as ranking_module
 from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, rank, rank_key, without_cut
@@ -41,7 +41,7 @@ def compare(seed: int, large: bool, k: int) -> None:
     else:
         assert [(plan.key, plan.config) for plan in ranking.plans] == expected
     for plan in ranking.plans:
-        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        p = instance_of(problem, plan.config)
         assert violations(p, plan.config) == []
 
 
@@ -79,7 +79,7 @@ def test_other_schedules_equal_the_oracle(schedule: str, seed: int) -> None:
     assert ranking.complete
     assert without_cuts(ranking) == [(key, without_cut(config)) for key, config in enumerate_all(given, 10, True)]
     for plan in ranking.plans:
-        p = instance_for(given, plan.config.layers_per_stage, plan.config.gbs)
+        p = instance_of(given, plan.config)
         assert violations(p, plan.config) == []
 
 
@@ -170,7 +170,7 @@ def test_a_budget_of_a_byte_less_than_the_best_plan_needs(seed: int) -> None:
     best = enumerate_all(problem, 1, any_cut=True)
     if not best:
         pytest.skip("infeasible")
-    p = instance_for(problem, best[0][1].layers_per_stage, best[0][1].gbs)
+    p = instance_of(problem, best[0][1])
     budget = max(stage.total for stage in stage_memories(p, best[0][1])) - 1
     tight = problem.with_(limits=[Limit("a byte less", stage_memory, lambda p: float(budget), "")])
     expected = enumerate_all(tight, 3, any_cut=True)
@@ -240,7 +240,7 @@ def test_the_pareto_front_equals_the_oracle(seed: int) -> None:
         return enumerate_all(problem.with_(limits=[within]), 1, any_cut=True)
 
     for plan in parsolve.solve(problem, pareto=True, cuts="any").plans:
-        p = instance_for(problem, plan.config.layers_per_stage, plan.config.gbs)
+        p = instance_of(problem, plan.config)
         memory = max(stage.total for stage in stage_memories(p, plan.config))
         assert memory <= budget
         assert rank_key(objective_value(p, plan.config)) == fastest_within()[0][0]

@@ -34,7 +34,8 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     show_default=True,
     help="Cuts of the layers into stages. listed: equal chunks, first/last counts, embedding and loss counted as"
     " layers; any: the best of all cuts for each of up to 20 plans, where the launcher takes layout strings, in seconds"
-    " instead of tenths and up to 5 % faster where tried; auto: listed, or any where no listed cut is legal.",
+    " instead of tenths and up to 5 % faster where tried; auto: listed, or any where no listed cut is legal."
+    " recompute=block takes listed cuts in any case.",
 )
 @click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
 @click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")
@@ -61,7 +62,8 @@ def command(**options: Any) -> int:
 
     CLUSTER is GPU:NxG (N fast domains with G GPUs used in each), a preset or a file. MODEL is a preset, a Hugging Face
     config.json or its folder, or a spec file. Axes: dp tp pp cp ep etp edp zero mbs grad_acc vpp recompute
-    sequence_parallel gbs.
+    recompute_layers sequence_parallel gbs. recompute is none, selective, full, or block: the first recompute_layers
+    layers of every pipeline chunk (Megatron-LM, NeMo, generic).
 
     \b
     Exit codes: 0 plans printed, 1 nothing is legal, 2 usage or a bad spec,

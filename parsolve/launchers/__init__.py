@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from parsolve.config import Config
 from parsolve.constraints import RULES
 from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
-from parsolve.evaluation import axis_values, instance_for
+from parsolve.evaluation import axis_values, instance_of
 from parsolve.launchers.accelerate import AccelerateLauncher
 from parsolve.launchers.base import Launch, Launcher
 from parsolve.launchers.deepspeed import DeepSpeedLauncher
@@ -56,7 +56,7 @@ def _translated(problem: Problem, config: Config, framework: str) -> Problem:
         )
     except SpecError as error:
         raise NotExpressibleError(str(error)) from None
-    p = instance_for(other, config.layers_per_stage, config.gbs)
+    p = instance_of(other, config)
     values = axis_values(p, config)
     for rule in RULES:
         if rule.applies(other.workload) and rule.role != "canonical" and not bool(rule(p, values)):

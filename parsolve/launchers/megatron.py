@@ -202,10 +202,11 @@ def light_modules(model: Model) -> list[str]:
 
 
 def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
-    if config.recompute == Recompute.FULL:
+    if config.recompute in (Recompute.FULL, Recompute.BLOCK):
+        partly = config.recompute == Recompute.BLOCK
         args.add("--recompute-granularity", "full")
-        args.add("--recompute-method", "uniform")
-        args.add("--recompute-num-layers", 1)
+        args.add("--recompute-method", "block" if partly else "uniform")
+        args.add("--recompute-num-layers", config.recompute_layers if partly else 1)
     elif config.recompute == Recompute.SELECTIVE:
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", "core_attn")

@@ -36,10 +36,10 @@ def bars(stages: Sequence[Stage], width: int, unicode: bool = True) -> list[str]
     fixed = max(map(len, notes)) + MIN_BAR
     chunks = len(stages[0]["layers"]) > 1
     heads = ["rank", "layers/chunk" if chunks else "layers", "GiB"]
-    rows = _cells(groups, [fold_layers([stage["layers"]]) + modules(stage) for stage, _ in groups])
+    rows = _cells(groups, [fold_layers([stage["layers"]]) + modules(stage) + _again(stage) for stage, _ in groups])
     if chunks and _width(rows, heads) + fixed > width:
         heads[1] = "layers"
-        rows = _cells(groups, [f"{sum(stage['layers'])}{modules(stage)}" for stage, _ in groups])
+        rows = _cells(groups, [f"{sum(stage['layers'])}{modules(stage)}{_again(stage)}" for stage, _ in groups])
     sizes = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
     if _width(rows, heads) + fixed > width:
         notes = [note and "  over" for note in notes]
@@ -63,8 +63,14 @@ def modules(stage: Stage) -> str:
     return f" + {stage['mtp_layers']} MTP" if stage.get("mtp_layers") else ""
 
 
-def _contents(stage: Stage) -> tuple[Any, Any]:
-    return stage["layers"], stage.get("mtp_layers")
+def _again(stage: Stage) -> str:
+    """How many of a rank's layers recompute=block recomputes."""
+    layers = sum(stage.get("recomputed", ()))
+    return f", {layers} recomputed" if layers else ""
+
+
+def _contents(stage: Stage) -> tuple[Any, ...]:
+    return stage["layers"], stage.get("mtp_layers"), stage.get("recomputed")
 
 
 def _runs(stages: Sequence[Stage], exact: bool) -> list[tuple[Stage, str]]:

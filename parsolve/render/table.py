@@ -53,7 +53,10 @@ def _layers(plan: JsonPlan) -> str:
 
 
 def _recompute(plan: JsonPlan) -> str:
-    return {"selective": "sel"}.get(plan["config"]["recompute"], str(plan["config"]["recompute"]))
+    kind = str(plan["config"]["recompute"])
+    if kind == "block":
+        return f"block {plan['config']['recompute_layers']}"
+    return {"selective": "sel"}.get(kind, kind)
 
 
 COLUMNS = (

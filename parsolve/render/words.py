@@ -59,6 +59,8 @@ def config_text(config: Data, schedule: str) -> str:
     shown = [f"{name}={config[name]}" for name in names if config[name] != {"cp": 1, "ep": 1, "vpp": 1}.get(name)]
     if config["etp"] == config["tp"]:
         shown.remove(f"etp={config['etp']}")
+    if config.get("recompute_layers"):
+        shown.append(f"recompute_layers={config['recompute_layers']}")
     if config["tp"] > 1:
         shown.append(f"sequence_parallel={str(config['sequence_parallel']).lower()}")
     counts = {n for rank in config["layers_per_stage"] for n in rank}
@@ -155,9 +157,13 @@ def _cost(value: float, data: Data) -> str:
 
 def _space(data: Data) -> str:
     domains = data["problem"]["domains"]
-    text = "; ".join(f"{axis} {_values(axis, values)}" for axis, values in domains.items() if axis not in _IMPLIED)
+    idle = () if len(domains.get("recompute_layers", ())) > 1 else ("recompute_layers",)
+    shown = {axis: values for axis, values in domains.items() if axis not in (*_IMPLIED, *idle)}
+    text = "; ".join(f"{axis} {_values(axis, values)}" for axis, values in shown.items())
     size = data["solver"].get("search_space")
     cuts = _CUTS.get(data["solver"].get("cuts", ""), "")
+    if data["solver"].get("cuts") in ("any", "first any") and len(domains.get("recompute_layers", ())) > 1:
+        cuts += "; with recompute=block cuts as listed"
     if data["solver"].get("cuts") == "listed" and not data["solver"].get("all_cuts", True):
         cuts += " (--cuts any looks at all)"
     return (f"{size:,} combinations in domains {text}" if size is not None else f"domains {text}") + cuts

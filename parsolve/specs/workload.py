@@ -24,15 +24,17 @@ AttentionKernel = Literal["flash2", "flash1", "fused_softmax", "unfused"]
 
 
 class Recompute(IntEnum):
-    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers, or light.
+    """Activation recomputation: nothing, the framework's selective default (core attention), whole layers, or less.
 
-    Light is Megatron-Core's selective recomputation of what is cheap to have again: norms of their own, the activation
-    of routed experts, and latent attention's projections up to the heads.
+    BLOCK: whole layers, but only the first few of every (virtual) pipeline chunk; ``Config.recompute_layers`` of them.
+    LIGHT: Megatron-Core's selective recomputation of what is cheap to have again: norms of their own, the activation of
+    routed experts, and latent attention's projections up to the heads.
     """
 
     NONE = 0
     SELECTIVE = 1
     FULL = 2
+    BLOCK = 3
     LIGHT = 4
 
     @property
@@ -96,7 +98,7 @@ class Workload(Spec):
         if (self.gbs is None) == (self.gbs_tokens is None):
             raise ValueError("give exactly one of gbs (sequences) and gbs_tokens (tokens)")
         if not self.recompute:
-            raise ValueError("recompute must allow at least one of none, selective, light, full")
+            raise ValueError("recompute must allow at least one of none, selective, light, block, full")
         if self.zero_quantized is not None and self.framework != "deepspeed":
             raise ValueError(
                 f"zero_quantized is DeepSpeed's (ZeRO++): {self.framework} sends ZeRO's traffic in 16 bits"

@@ -49,7 +49,7 @@ class Batch:
         axes: dict[str, Any] = {name: np.array([int(getattr(run.config, name)) for run in runs]) for name in AXES}
         axes["recompute"] = np.array([int(run.config.recompute) for run in runs])
         axes["shards"] = axes["dp"] * axes["cp"]
-        axes["split"] = np.array([self.splits.index[run.config.layers_per_stage] for run in runs])
+        axes["split"] = np.array([self.splits.index[run.config.cut] for run in runs])
         self.values = axes
         self.counts: dict[tuple[Count, int], Any] = {}
         self.stretch: Array | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parsolve.evaluation import estimate, instance_for
+from parsolve.evaluation import estimate, instance_of
 from parsolve.render.text import columns, seconds
 from parsolve.validation.prediction import Prediction
 from parsolve.validation.runs import Run, Runs
@@ -63,7 +63,7 @@ def worst(runs: Runs, prediction: Prediction, number: int) -> list[dict[str, Any
 
 
 def _explained(run: Run, predicted: float) -> dict[str, Any]:
-    p = instance_for(run.problem, run.config.layers_per_stage, run.config.gbs)
+    p = instance_of(run.problem, run.config)
     shown = estimate(p, run.config)
     return {
         "row_id": run.row_id,

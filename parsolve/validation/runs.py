@@ -399,6 +399,7 @@ def _config(row: Row, cluster: Cluster, model: Model, assumed: Callable[[str], N
         vpp=vpp,
         zero=_zero(row, assumed),
         recompute=_recompute(row, assumed),
+        recompute_layers=_recompute_layers(row),
         mbs=mbs,
         grad_acc=grad_acc,
         dp=dp,
@@ -448,7 +449,17 @@ def _zero(row: Row, assumed: Callable[[str], None]) -> int:
 
 def _recompute(row: Row, assumed: Callable[[str], None]) -> Recompute:
     cell = text(row, "recompute").lower()
-    known = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
+    known = {kind.name.lower(): kind for kind in Recompute}
     if cell not in known:
         assumed("recompute none")
     return known.get(cell, Recompute.NONE)
+
+
+def _recompute_layers(row: Row) -> int:
+    """Recomputed layers of every chunk, which recompute block needs."""
+    if text(row, "recompute").lower() != "block":
+        return 0
+    layers = whole(row, "recompute_layers")
+    if not layers:
+        raise Unreadable("recompute block without a number of recompute_layers")
+    return layers
