@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from parsolve import Problem
@@ -124,5 +125,6 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             recompute_layers=int(recompute == Recompute.BLOCK),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
-        plans.append((p, plan))
+        alone = plan.dp * plan.cp == plan.edp == 1  # nothing to share
+        plans.append((p, replace(plan, zero=0) if alone else plan))
     return plans

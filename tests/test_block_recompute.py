@@ -172,7 +172,7 @@ def test_schedule_equals_the_simulation(block: int) -> None:
 def held_over_time(given: Config, at: int) -> list[list[int]]:
     """Microbatches held of each chunk of a rank after each of its passes."""
     held, found = [0] * given.vpp, []
-    for side, chunk, _ in order_of(at, given.pp, given.vpp, given.grad_acc, "1f1b"):
+    for ((side, chunk, _),) in order_of(at, given.pp, given.vpp, given.grad_acc, "1f1b"):
         held[chunk] += 1 if side == "F" else -1
         found.append(list(held))
     return found
