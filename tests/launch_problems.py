@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from parsolve import Problem
@@ -121,5 +122,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             recompute_layers=int(recompute == Recompute.BLOCK),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
+        if plan.dp * plan.cp == plan.edp == 1:
+            plan = replace(plan, zero=0)  # nothing to shard over
         plans.append((p, plan))
     return plans

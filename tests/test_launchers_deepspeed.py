@@ -214,7 +214,10 @@ def random_launches(count: int) -> list[tuple[Config, Launch]]:
         p = ds_problem(shape=shapes[i % len(shapes)], optimizer=rng.choice(["adam", "sgd"]))
         tp, pp, cp = rng.choice([(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2)])
         plan = {"tp": tp, "pp": pp, "cp": cp, "ep": rng.choice([1, 2]) if p.model.moe else 1}
-        plan |= {"zero": rng.choice([0, 1]), "recompute": rng.choice(list(Recompute))}
+        plan |= {
+            "zero": rng.choice([0, 1]),
+            "recompute": rng.choice([Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL]),
+        }
         made = config(p, sequence_parallel=rng.choice([True, False]) and tp > 1, **plan)
         launches.append((made, launch("deepspeed", p, made)))
     return launches
