@@ -470,7 +470,8 @@ class _Search:
         if not work.reduce(limit):
             return Joined(Table((), {}), np.zeros(0), True, limit)
         capped = self.best.query.top is not None or self.best.query.cap < math.inf
-        joined = join(work, limit, max_rows or (JOIN_ROWS if capped else 50 * JOIN_ROWS))
+        all_rows = (5 if p.splits.with_recomputation else 50) * JOIN_ROWS
+        joined = join(work, limit, max_rows or (JOIN_ROWS if capped else all_rows))
         order = np.argsort(joined.cost, kind="stable")
         chunk = JOIN_ROWS if self.best.query.top is None else max(FIRST_ROWS, 4 * self.best.query.top)
         for start in range(0, len(order), chunk):

@@ -125,6 +125,7 @@ def random_plans(version: str, count: int) -> list[tuple[Problem, Config]]:
             recompute_layers=int(recompute == Recompute.BLOCK),
             layers_per_stage=rng.choice(enumerate_splits(shape.num_layers, [(pp, vpp)], True)).layers,
         )
-        alone = plan.dp * plan.cp == plan.edp == 1  # nothing to share
-        plans.append((p, replace(plan, zero=0) if alone else plan))
+        if plan.dp * plan.cp == plan.edp == 1:
+            plan = replace(plan, zero=0)  # nothing to shard over
+        plans.append((p, plan))
     return plans

@@ -293,6 +293,8 @@ def test_other_frameworks_do_not_have_it() -> None:
     given = full_config(of, "tp=8,recompute=block,recompute_layers=2")
     assert "block_recomputation" in {v.rule for v in parsolve.check(of, given)}
     megatron = Problem("h100-sxm:1x8", "llama3.1-8b", seq_len=4096, gbs=64)
+    with pytest.raises(NotExpressibleError, match="block"):
+        launch("torchtitan", of, given)
     for name in ("torchtitan", "deepspeed", "accelerate"):
         with pytest.raises(NotExpressibleError, match="block"):
             launch(name, megatron, replace(given, tp=1, etp=1, dp=8, edp=8, grad_acc=8, sequence_parallel=False))

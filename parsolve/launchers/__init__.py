@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from parsolve.config import Config
 from parsolve.constraints import RULES
+from parsolve.constraints.pipeline import WITHOUT_BLOCK
 from parsolve.errors import NotExpressibleError, SpecError, UnknownNameError
 from parsolve.evaluation import axis_values, instance_of
 from parsolve.launchers.accelerate import AccelerateLauncher
@@ -15,6 +16,7 @@ from parsolve.launchers.megatron import MegatronLauncher
 from parsolve.launchers.nemo import NemoLauncher
 from parsolve.launchers.torchtitan import TorchtitanLauncher
 from parsolve.problem import Problem, replace_workload
+from parsolve.specs import Recompute
 
 _ALL: tuple[Launcher, ...] = (
     MegatronLauncher(),
@@ -41,6 +43,8 @@ def launch(name: str, problem: Problem, config: Config) -> Launch:
     launcher = LAUNCHERS[name]
     if problem.workload.framework != launcher.framework:
         problem = _translated(problem, config, launcher.framework)
+    if config.recompute == Recompute.BLOCK and launcher.framework in WITHOUT_BLOCK:
+        raise NotExpressibleError(f"recompute=block: {name} recomputes all layers of a stage or none")
     return launcher.launch(problem, config)
 
 

@@ -189,7 +189,8 @@ def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[Rend
         "",
         f"plan {plan['rank']}: {words.config_text(config, schedule)}",
         f"layers per {'chunk' if config['vpp'] > 1 else 'stage'}: {fold_layers(config['layers_per_stage'], schedule)}"
-        + stages.modules(plan["stages"][-1]),
+        + stages.modules(plan["stages"][-1])
+        + (f", of each the first {again} recomputed" if (again := config.get("recompute_layers")) else ""),
         f"placement: {', '.join(f'{axis} on {level}' for axis, level in plan['placement'].items() if level != 'none')}"
         if any(level != "none" for level in plan["placement"].values())
         else "placement: one GPU group, nothing to communicate",
