@@ -79,6 +79,6 @@ class Config:
             layers_per_stage=tuple(tuple(int(n) for n in rank) for rank in data["layers_per_stage"]),
         )
 
-    def layers_text(self, schedule: str) -> str:
-        """``15|16*6|15``: layers per chunk in model order, repeats folded."""
+    def layers_text(self, schedule: str = "1f1b") -> str:
+        """``15|16*6|15``: layers per chunk in the model order of a schedule, repeats folded."""
         return fold_layers(self.layers_per_stage, schedule)
