@@ -20,6 +20,7 @@ from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, r
 from parsolve.optimizer.solve import PARETO_STEP
 from parsolve.problem import Instance, replace_workload
 from parsolve.restrictions import restrict
+from parsolve.specs import Recompute
 from parsolve.specs.workload import SPLIT_BACKWARD
 
 DEPTHS = (1, 3, 10, 50)
@@ -194,7 +195,8 @@ def _unequal(p: Instance, *, split: Any) -> Any:
 
 def test_a_hint_outside_the_cuts_asked_for_is_ignored() -> None:
     """Faster plans with cuts that are not listed, one of a pipeline shape that has listed cuts too."""
-    problem = Problem("h100-sxm:16x8", "llama2-70b", seq_len=4096, gbs=1024)
+    kinds = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)  # recompute=block has listed cuts in any case
+    problem = Problem("h100-sxm:16x8", "llama2-70b", seq_len=4096, gbs=1024, recompute=kinds)
     hint = [plan.config for plan in parsolve.solve(problem, top=5, cuts="any").plans]
     plain, hinted = (parsolve.solve(problem, top=3, cuts="listed", hint=given) for given in ([], hint))
     assert not {*hint} & {plan.config for plan in plain.plans}
