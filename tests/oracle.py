@@ -69,15 +69,15 @@ def rank_cuts(layers: int, pp: int, vpp: int, rank: int, fuller_first: bool) -> 
 def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool) -> Splits:
     """All cuts, and those that can be listed with any number of recomputed layers a chunk."""
     listed = split_list(problem, domains["pp"], domains["vpp"]).cuts
-    layers = problem.model.num_layers
+    layers, schedule = problem.model.num_layers, problem.workload.schedule
     cuts = dict.fromkeys(cut.layers for cut in listed)
     if any_cut and takes_any_cut(problem):
         shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
         cuts |= dict.fromkeys(cut for shape in shapes for cut in all_cuts(layers, *shape))
-    found = [Split(cut, classify(cut, layers)) for cut in cuts]
+    found = [Split(cut, classify(cut, layers, schedule)) for cut in cuts]
     if Recompute.BLOCK in domains["recompute"]:
         found += [Split(cut.layers, cut.kind, n) for cut in listed for n in range(1, max(map(max, cut.layers)))]
-    return Splits(problem.model.layer_is_moe, found)
+    return Splits(problem.model.layer_is_moe, found, schedule=schedule)
 
 
 def any_legal(problem: Problem) -> bool:

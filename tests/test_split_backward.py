@@ -34,7 +34,7 @@ from parsolve.objectives.schedule import (
 from parsolve.objectives.step_time import items, pipeline_length, schedule_of
 from parsolve.problem import Instance, replace_workload
 from parsolve.render.trace import chrome_trace
-from parsolve.specs import MoE, Recompute
+from parsolve.specs import MoE
 from parsolve.specs.workload import SPLIT_BACKWARD
 from parsolve.splits import Layers, balanced, from_model_order, model_order, ranks_in_model_order
 
@@ -373,4 +373,3 @@ def test_legal_numbers_of_microbatches() -> None:
     assert [legal("zero-bubble", 4, m) for m in (1, 3, 7, 8, 9, 10, 11, 13)] == [1, 3, 7, 8, 10, 10, 12, 15]
     assert [legal("dualpipev", 4, m) for m in (1, 8, 9)] == [8, 8, 9]
     assert legal("zbv", 4, 1) == 1
-    assert all(int(recompute) in (0, 1, 2) for recompute in Recompute)
