@@ -7,6 +7,7 @@ import pytest
 from parsolve import Problem, check, evaluate, solve
 from parsolve.api import check_result
 from parsolve.from_megatron import read_megatron
+from parsolve.presets import load_model_preset
 
 CASES = [
     # the embedding and the output layer count as layers; memory holds with full recomputation, not with selective
@@ -46,3 +47,16 @@ def test_the_documented_layout_reads_as_it_is_written(version: str) -> None:
     assert again.mtp_layers == 1 and not today.violations and check(again, today.config) == []
     assert evaluate(again, today.config).step_time_s == pytest.approx(evaluate(problem, config).step_time_s, rel=1e-9)
     assert [note for note in today.notes if "stage 31 of 32" in note] == today.notes
+
+
+@pytest.mark.parametrize("layers", [43, 62, 78])
+def test_models_whose_layers_no_pipeline_divides(layers: int) -> None:
+    """The best plan has unequal stages, is proven over all cuts, and holds every rule."""
+    shape = load_model_preset("qwen3-235b-a22b").model_copy(update={"num_layers": layers})
+    problem = Problem("h100-sxm:16x8", shape, seq_len=4096, gbs=512)
+    listed, anywhere = (solve(problem, top=1, cuts=cuts, min={"pp": 4}) for cuts in ("listed", "any"))
+    assert anywhere.status == "optimal"
+    best = anywhere.best
+    assert len({size for rank in best.config.layers_per_stage for size in rank}) > 1
+    assert check(problem, best.config) == []
+    assert best.estimate.step_time_s <= listed.best.estimate.step_time_s
