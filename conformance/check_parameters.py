@@ -24,6 +24,7 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.Stream = torch.cuda.Event = lambda *a, **k: None
     args.transformer_impl, args.moe_grouped_gemm = "local", False
+    args.recompute_granularity = args.recompute_method = args.recompute_num_layers = args.recompute_modules = None
     args.context_parallel_size = 1
     make_groups(args, args.num_distributed_optimizer_instances)
     config = real.model_config(args)

@@ -29,6 +29,7 @@ from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance, Problem, replace_workload
 from parsolve.result import Infeasible, Relaxation
 from parsolve.specs import Cluster, Recompute
+from parsolve.splits import Splits
 from parsolve.units import format_bytes
 
 SAMPLE_ROWS = (300, 20_000, 2_000_000)
@@ -162,6 +163,11 @@ class Feasibility:
         OutOfTime: the deadline passed.
         """
         members = droppable(problem)
+        hopeless: list[Rule | Limit] = [
+            m for m in members if isinstance(m, Rule) and not m.axes and not _ever_holds(problem, m)
+        ]
+        if hopeless:  # whatever is chosen: nothing tells more
+            return hopeless[:1]
 
         def explain(background: list[Rule | Limit], delta: bool, some: list[Rule | Limit]) -> list[Rule | Limit]:
             if delta and not self._holds(problem, members, background):
@@ -175,6 +181,16 @@ class Feasibility:
             return [*from_first, *from_second]
 
         return explain([], False, members) if self._holds(problem, members, []) else []
+
+    def without(self, problem: Problem, one: Rule | Limit) -> bool:
+        """Whether some plan obeys all but one of the droppable rules and limits.
+
+        Raises
+        ------
+        OutOfTime: the deadline passed.
+        """
+        members = droppable(problem)
+        return self._holds(problem, members, [m for m in members if m is not one])
 
     def _holds(self, problem: Problem, members: Sequence[Rule | Limit], kept: Sequence[Rule | Limit]) -> bool:
         """Whether some plan obeys the background and all of ``kept``."""
@@ -194,6 +210,12 @@ class Feasibility:
                 return True
         self.refuted.append(asked)
         return False
+
+
+def _ever_holds(problem: Problem, rule: Rule) -> bool:
+    """Whether a rule without axes holds at some batch size."""
+    batches = domain_module.reachable_batches(problem)
+    return any(bool(np.all(rule(problem.instance(gbs, Splits((), ())), {}))) for gbs in batches)
 
 
 def _patterns(p: Instance, table: Table, members: Sequence[Rule | Limit]) -> set[frozenset[Rule | Limit]]:
@@ -269,7 +291,8 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
     budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
     watch = _Watch(time.perf_counter() + budget)
     try:
-        members = minimal_conflict(problem, watch.deadline)
+        feasibility = Feasibility(problem, watch.deadline)
+        members = feasibility.conflict(problem)
     except OutOfTime:
         return Infeasible((), "proven; the time limit ended the search for the reason, raise --time-limit", ())
     need = least_memory(problem, watch.left()) if any(m.name == "memory" for m in members) else None
@@ -278,12 +301,23 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
     if not members:
         text = f"no split of {problem.cluster.num_gpus} GPUs satisfies both grids within the stated domains"
     else:
-        names = ", ".join(member.name for member in members)
-        alone = f"{names} alone excludes every plan; without it a legal plan exists"
-        text = (
-            alone if len(members) == 1 else f"these exclude each other: {names}; without any one of them a plan exists"
-        )
+        text = _exclusion(problem, members, feasibility)
     return Infeasible(described, text, relaxations)
+
+
+def _exclusion(problem: Problem, members: Sequence[Rule | Limit], feasibility: Feasibility) -> str:
+    """What a conflict excludes, and which of its members a plan needs to be rid of, as far as the time allows."""
+    names = ", ".join(member.name for member in members)
+    start = f"{names} alone excludes every plan" if len(members) == 1 else f"these exclude each other: {names}"
+    try:
+        enough = [member.name for member in members if feasibility.without(problem, member)]
+    except OutOfTime:
+        return f"{start}; whether others do as well was not settled in time"
+    if len(enough) == len(members):
+        return f"{start}; without {'it' if len(members) == 1 else 'any one of them'} a plan exists"
+    if enough:
+        return f"{start}; without {' or without '.join(enough)} a plan exists"
+    return f"{start}; to be rid of one of them is not enough, others exclude every plan as well"
 
 
 def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible | None:

@@ -70,14 +70,16 @@ class Query:
     """Which plans are asked for.
 
     ``top``: how many, None for all. ``cap``: only plans whose key is at most this. ``distinct``: the best plan of each
-    (tp, pp, cp, ep) only. ``cuts``: ``listed``; ``any``, the best of all cuts of every plan where the launcher takes
-    any cut, of a long list those of the first plans; ``auto``, listed, or any where none of these is legal.
+    (tp, pp, cp, ep) only. ``each``: every listed cut and every number of recomputed layers is a plan of its own.
+    ``cuts``: ``listed``; ``any``, the best of all cuts of every plan where the launcher takes any cut, of a long list
+    those of the first plans; ``auto``, listed, or any where none of these is legal.
     """
 
     top: int | None = 5
     cap: float = math.inf
     distinct: bool = False
     cuts: str = "auto"
+    each: bool = False
 
     @property
     def short(self) -> bool:
@@ -167,6 +169,8 @@ class _List:
 
     def name(self, config: Config) -> Config | tuple[int, int, int, int]:
         """What is listed at most once."""
+        if self.query.each:
+            return config
         return layout_of(config) if self.query.distinct else without_cut(config)
 
     def key(self, config: Config) -> float:
@@ -240,7 +244,7 @@ def rank(
             return listed
     if query.short:
         return run(replace(query, cuts="any"))
-    head = run(replace(query, top=ANY_CUT_TOP, cuts="any"))
+    head = run(replace(query, top=ANY_CUT_TOP, cuts="any", each=False))
     if head.complete and len(head.plans) < ANY_CUT_TOP:
         return head
     return _joined_lists(query, head, run(replace(query, cuts="listed")))
@@ -437,7 +441,8 @@ class _Search:
         """List the plans of a full table that belong there, from the lowest bound up."""
         table = table.keep(within_limits(p, table))
         rows = objective_rows(p, table.values)
-        names = list(zip(*(table.values[axis].tolist() for axis in table.axes if axis not in OF_CUT), strict=True))
+        of_name = [axis for axis in table.axes if self.best.query.each or axis not in OF_CUT]
+        names = list(zip(*(table.values[axis].tolist() for axis in of_name), strict=True))
         known: dict[tuple[int, ...], float] = {}
         for i in np.argsort(rows.bound, kind="stable").tolist():
             if rows.bound[i] > self._limit() * (1 + SLACK):

@@ -25,6 +25,7 @@ from parsolve.optimizer.ranking import (
     Ranking,
     rank,
     rank_key,
+    without_cut,
 )
 from parsolve.optimizer.spaces import Spaces
 from parsolve.problem import Instance, Problem
@@ -159,8 +160,10 @@ def _ranking(
     cap = first.plans[0].key * (1 + tolerance) * (1 + SLACK)
     if second is None:
         return run(problem, Query(request.top if request.within is None else None, cap, request.distinct))
-    everything = run(problem, Query(None, cap))
-    everything.plans = _reordered(problem.with_(goal=second), everything.plans)[: request.top]
+    everything = run(problem, Query(None, cap, each=True))
+    inorder = _reordered(problem.with_(goal=second), everything.plans)
+    first_of = {without_cut(plan.config): plan for plan in reversed(inorder)}  # by the second goal its best cut
+    everything.plans = [plan for plan in inorder if first_of[without_cut(plan.config)] is plan][: request.top]
     return everything
 
 

@@ -120,6 +120,10 @@ def assumptions(problem: Problem) -> tuple[str, ...]:
         )
     elif model.mtp_layers:
         lines.append(f"the {model.mtp_layers} multi-token-prediction module(s) are not trained")
+    if workload.schedule != "1f1b" and workload.framework not in ("torchtitan", "generic"):
+        lines.append(
+            f"{workload.framework} has no {workload.schedule} pipeline: only plans without a pipeline (pp=1) are legal"
+        )
     if model.moe:
         lines.append(f"the fullest expert rank gets {profile.expert_imbalance:g} times the mean load")
     lines += model.notes

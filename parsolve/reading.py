@@ -50,6 +50,13 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
     vpp = values.get("vpp", 1)
     if pp * vpp > MAX_CHUNKS:
         raise SpecError(f"pp*vpp = {pp * vpp} chunks are more than the {MAX_CHUNKS} that can be checked", where)
+    recompute, again = Recompute(values.get("recompute", 0)), values.get("recompute_layers", 0)
+    if (recompute == Recompute.BLOCK) != (again > 0):
+        raise SpecError(
+            f"recompute={recompute.text} with recompute_layers={again}: recompute=block needs recompute_layers of 1 or "
+            "more, and only block takes it",
+            f"{where}: recompute_layers",
+        )
     layers, vpp, cut_known = _layers(layers_given, problem, pp, vpp, "vpp" in values, where)
     config = Config(
         tp=tp,
@@ -59,14 +66,14 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
         etp=etp,
         vpp=vpp,
         zero=values.get("zero", 0),
-        recompute=Recompute(values.get("recompute", 0)),
+        recompute=recompute,
         mbs=mbs,
         grad_acc=values.get("grad_acc", max(1, math.ceil(gbs / (mbs * dp)))),
         dp=dp,
         edp=edp,
         layers_per_stage=layers,
         sequence_parallel=sequence_parallel and tp > 1,
-        recompute_layers=values.get("recompute_layers", 0),
+        recompute_layers=again,
     )
     return config, cut_known
 

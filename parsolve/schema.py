@@ -93,10 +93,10 @@ CONFIG = _object(
         "zero": {"type": "integer", "minimum": 0, "maximum": 3},
         **dict.fromkeys(("mbs", "grad_acc", "microbatches", "gbs", "vpp"), SIZE),
         "recompute": {"type": "string", "enum": list(RECOMPUTE)},
-        "recompute_layers": {"type": "integer", "minimum": 0},
         "sequence_parallel": FLAG,
         "layers_per_stage": _list(_list({"type": "integer", "minimum": 0})),
     },
+    {"recompute_layers": {"type": "integer", "minimum": 0}},
     about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks. "
     "recompute_layers: under recompute block the first so many layers of every chunk are recomputed, else 0.",
 )
@@ -123,10 +123,9 @@ STAGE = _object(
     {
         "rank": {"type": "integer", "minimum": 0},
         "layers": _list({"type": "integer", "minimum": 0}),
-        "recomputed": _list({"type": "integer", "minimum": 0}),
         "memory_bytes": _map(INTEGER, {"total": INTEGER, "limit": INTEGER}),
     },
-    {"mtp_layers": SIZE},
+    {"mtp_layers": SIZE, "recomputed": _list({"type": "integer", "minimum": 0})},
     about="One pipeline rank: the layer counts of its vpp chunks, how many of them recompute block recomputes, the "
     "multi-token-prediction modules on it, and its "
     "memory by part; parts add up to total.",

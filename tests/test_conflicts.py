@@ -19,7 +19,14 @@ import parsolve
 from parsolve import Problem
 from parsolve.constraints.memory import stage_memory
 from parsolve.evaluation import active_rules
-from parsolve.optimizer.conflicts import explain_infeasible, first_legal, keep_only, minimal_conflict, resized
+from parsolve.optimizer.conflicts import (
+    droppable,
+    explain_infeasible,
+    first_legal,
+    keep_only,
+    minimal_conflict,
+    resized,
+)
 from parsolve.optimizer.domains import build
 from parsolve.problem import replace_workload
 from parsolve.restrictions import restrict
@@ -63,6 +70,28 @@ def assert_minimal(problem: Problem, legal: Callable[[Problem], bool] = any_lega
 def test_random_conflicts_are_minimal() -> None:
     for problem in infeasible_problems(0, 20):
         assert_minimal(problem)
+
+
+def test_what_is_said_of_a_conflict_is_true() -> None:
+    """Without which members a plan exists although all other rules hold; by exhaustive enumeration."""
+    kinds: Counter[tuple[bool, bool]] = Counter()
+    for problem in infeasible_problems(300, 20):
+        text, everything = explain_infeasible(problem).explanation, droppable(problem)
+        members = minimal_conflict(problem)
+        enough = [m.name for m in members if any_legal(keep_only(problem, [x for x in everything if x is not m]))]
+        kinds[len(enough) == len(members), bool(enough)] += 1
+        if len(enough) == len(members):
+            assert text.endswith(("without it a plan exists", "without any one of them a plan exists"))
+        elif enough:
+            assert text.endswith(f"without {' or without '.join(enough)} a plan exists")
+        else:
+            assert text.endswith("others exclude every plan as well")
+    assert len(kinds) >= 2
+
+
+def test_a_rule_that_no_choice_can_meet_is_named_first() -> None:
+    problem = Problem("h100-sxm:8x8", "deepseek-v3", seq_len=4096, gbs=1000, framework="accelerate", mtp_layers=1)
+    assert [rule.name for rule in minimal_conflict(problem)] == ["mtp_launcher"]
 
 
 @pytest.mark.slow

@@ -57,7 +57,6 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
     ("enough_layers", dense(), "pp=2,vpp=21", "pp=2,vpp=22"),
     ("layers_divide", dense(), "pp=8", "pp=16"),
     ("microbatch_group", dense(gbs=56), "pp=4,vpp=1,tp=2", "pp=4,vpp=2,tp=2,mbs=4"),
-    ("recomputed_layers", dense(), "recompute=block,recompute_layers=3", "recompute=full,recompute_layers=3"),
     ("not_all_recomputed", dense(), "recompute=block,recompute_layers=9", "pp=4,recompute=block,recompute_layers=10"),
     ("block_recomputation", dense(framework="torchtitan"), "recompute=full", "recompute=block,recompute_layers=1"),
     (
@@ -143,6 +142,12 @@ def test_rule(rule: str, problem: Problem, legal: str, illegal: str | Problem) -
     assert rule in broken(problem, illegal)
 
 
+@pytest.mark.parametrize("config", ["recompute=block", "recompute=full,recompute_layers=3", "recompute_layers=1"])
+def test_recomputed_layers_go_with_block_alone(config: str) -> None:
+    with pytest.raises(parsolve.SpecError, match="recompute=block needs recompute_layers"):
+        parsolve.check(dense(), config)
+
+
 def test_nemo_keeps_megatrons_rules() -> None:
     for rule in RULES:
         assert rule.frameworks is None or ("nemo" in rule.frameworks) == ("megatron" in rule.frameworks), rule.name
@@ -150,7 +155,7 @@ def test_nemo_keeps_megatrons_rules() -> None:
 
 def test_every_rule_has_a_case() -> None:
     covered = {case[0] for case in CASES}
-    internal = {"optimizer_shards", "split_ranks", "split_chunks", "zero_stage"}
+    internal = {"optimizer_shards", "split_ranks", "split_chunks", "zero_stage", "recomputed_layers"}
     assert {rule.name for rule in RULES} - covered == internal
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
+from oracle import _rows as all_rows
 from oracle import enumerate_all
 from problems import random_problem
 
@@ -13,12 +15,13 @@ import parsolve
 from parsolve import Problem, SpecError
 from parsolve.config import Config
 from parsolve.constraints.memory import stage_memory
-from parsolve.evaluation import instance_of, objective_value, stage_memories, violations
+from parsolve.evaluation import instance_of, objective_rows, objective_value, stage_memories, violations
 from parsolve.functions import Limit, rule
 from parsolve.optimizer import ranking as ranking_module
+from parsolve.optimizer.domains import reachable_batches
 from parsolve.optimizer.ranking import ANY_CUT_TOP, Query, Ranking, layout_of, rank, rank_key, without_cut
 from parsolve.optimizer.solve import PARETO_STEP
-from parsolve.problem import Instance, replace_workload
+from parsolve.problem import STEP_TIME, Instance, replace_workload
 from parsolve.restrictions import restrict
 from parsolve.specs import Recompute
 from parsolve.specs.workload import SPLIT_BACKWARD
@@ -327,3 +330,28 @@ def test_counterfactuals_know_the_list_over_any_cut() -> None:
         for axis in ("pp", "vpp", "tp"):
             item = times.get(f"{axis}={getattr(plan.config, axis)}")
             assert item is None or item.step_time_s <= plan.estimate.step_time_s * (1 + 1e-9)
+
+
+def test_the_second_objective_chooses_among_all_cuts_and_recomputed_layers() -> None:
+    """Of everything within the tolerance the leanest, whatever is best for the step time of its configuration."""
+    compared = 0
+    for seed in range(4_000, 4_030):
+        problem = random_problem(seed)
+        if len(reachable_batches(problem)) > 1 or problem.goal != STEP_TIME:
+            continue
+        p, values, legal = all_rows(problem, reachable_batches(problem)[0])
+        if not legal.any():
+            continue
+        rows = {axis: column[legal] for axis, column in values.items()}
+        times = objective_rows(p, rows)
+        exact: dict[int, float] = {}
+        for i in np.argsort(times.bound, kind="stable").tolist():
+            if exact and times.bound[i] > 1.1 * min(exact.values()):
+                break
+            exact[i] = times.exact(i)
+        within = [i for i, time in exact.items() if time <= 1.1 * min(exact.values())]
+        leanest = float(np.broadcast_to(stage_memory(p).value(p, rows), legal[legal].shape)[within].min())
+        best = parsolve.solve(problem, objective="step_time~10%,memory", top=1, cuts="listed").best
+        assert best.estimate.memory_bytes["total"] == pytest.approx(leanest, rel=1e-6)
+        compared += 1
+    assert compared >= 10

@@ -37,7 +37,12 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     " instead of tenths and up to 5 % faster where tried; auto: listed, or any where no listed cut is legal."
     " recompute=block takes listed cuts in any case.",
 )
-@click.option("--within", type=FRACTION, metavar="5%", help="List every plan within this of the best, whatever --top.")
+@click.option(
+    "--within",
+    type=FRACTION,
+    metavar="5%",
+    help="List every plan within this of the best, each with its best cut and recompute_layers, whatever --top.",
+)
 @click.option("--distinct", is_flag=True, help="Only the best plan of each (tp, pp, cp, ep).")
 @click.option(
     "--objective",

@@ -133,6 +133,11 @@ def certificate(data: Data) -> str:
         claim = "no legal plan beats one of these in both (points at least 2 % of memory apart)"
         return f"the Pareto front of step time against memory: {claim}, {where}"
     if status == "optimal":
+        first, comma, second = objective["name"].partition(",")
+        if comma:
+            measure, _, tolerance = first.partition("~")
+            among = f"within {tolerance} of the best {measure}" if tolerance else f"with the best {measure}"
+            return f"no legal plan in these domains {among} is better in {second} than plan 1 (optimal), {where}"
         proof = f"optimal; bound {_cost(bound, data)}, gap {_gap(gap)} %"
         claim = "faster" if objective["name"].startswith("step_time") else f"better in {objective['name']}"
         return f"no legal plan in these domains is {claim} than {_cost(objective['best'], data)} ({proof}), {where}"
