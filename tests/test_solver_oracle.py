@@ -185,7 +185,8 @@ def test_a_budget_of_a_byte_less_than_the_best_plan_needs(seed: int) -> None:
 
 def test_a_rule_over_cuts_leaves_the_listed_ones() -> None:
     """The best of all cuts cannot be looked for under a rule that speaks of cuts."""
-    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64)
+    kinds = (Recompute.NONE, Recompute.FULL)  # few enough to enumerate
+    problem = Problem("h100-sxm:2x8", "llama2-13b", seq_len=4096, gbs=64, recompute=kinds)
     unequal = problem.with_(rules=[rule("unequal cuts only")(_unequal)])
     ranking = rank(unequal, Query(top=5, cuts="any"))
     assert ranking.cuts == "listed" and ranking.complete
