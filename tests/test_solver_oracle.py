@@ -75,7 +75,12 @@ def scheduled_problem(schedule: str, seed: int) -> Problem:
     return restrict(given, minimum={"pp": 2})
 
 
-@pytest.mark.parametrize("seed", SCHEDULE_SEEDS)
+def first_of(seeds: range, count: int) -> list[Any]:
+    """The first seeds, and the others with the slow tests only."""
+    return [pytest.param(seed, marks=pytest.mark.slow) if i >= count else seed for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize("seed", first_of(SCHEDULE_SEEDS, 10))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_other_schedules_equal_the_oracle(schedule: str, seed: int) -> None:
     given = scheduled_problem(schedule, seed)
@@ -147,7 +152,7 @@ def test_within_and_distinct_equal_the_oracle(seed: int) -> None:
     assert [(plan.key, plan.config) for plan in distinct.plans] == list(first.values())[:8]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", first_of(range(24), 12))
 def test_long_lists_over_any_cut(seed: int) -> None:
     """Whole when they are short after all; else the first plans are the best over any cut, and none is worse."""
     problem = random_problem(seed)
