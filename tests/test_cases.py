@@ -349,7 +349,10 @@ def test_linear_attention_and_nested_text_parts() -> None:
     assert any("vision" in note for note in model.notes)
 
 
-@pytest.mark.parametrize(("nodes", "feasible"), [(60, True), (80, False), (100, False)])
+@pytest.mark.parametrize(
+    ("nodes", "feasible"),
+    [(60, True), pytest.param(80, False, marks=pytest.mark.slow), pytest.param(100, False, marks=pytest.mark.slow)],
+)
 def test_batches_within_a_band(nodes: int, feasible: bool) -> None:
     """2880 sequences within 10 % over 480, 640 and 800 data-parallel ranks."""
     shape = {"num_layers": 4, "hidden_size": 1024, "num_heads": 8, "num_kv_heads": 8, "ffn_size": 4096}

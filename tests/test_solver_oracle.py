@@ -29,6 +29,11 @@ from parsolve.specs.workload import SPLIT_BACKWARD
 DEPTHS = (1, 3, 10, 50)
 
 
+def first_of(seeds: range, count: int) -> list[Any]:
+    """The first seeds, and the others with the slow tests only."""
+    return [pytest.param(seed, marks=pytest.mark.slow) if i >= count else seed for i, seed in enumerate(seeds)]
+
+
 def without_cuts(ranking: Ranking) -> list[tuple[float, Config]]:
     """Equally fast cuts of one plan are equally good."""
     return [(plan.key, without_cut(plan.config)) for plan in ranking.plans]
@@ -49,9 +54,9 @@ def compare(seed: int, large: bool, k: int) -> None:
         assert violations(p, plan.config) == []
 
 
-@pytest.mark.parametrize("block", range(30))
+@pytest.mark.parametrize("block", first_of(range(30), 16))
 def test_small_problems_equal_the_oracle(block: int) -> None:
-    """300 problems, ten a test."""
+    """300 problems with the slow tests, 160 without, ten a test."""
     for seed in range(10 * block, 10 * block + 10):
         compare(seed, large=False, k=DEPTHS[seed % len(DEPTHS)])
 
@@ -75,12 +80,7 @@ def scheduled_problem(schedule: str, seed: int) -> Problem:
     return restrict(given, minimum={"pp": 2})
 
 
-def first_of(seeds: range, count: int) -> list[Any]:
-    """The first seeds, and the others with the slow tests only."""
-    return [pytest.param(seed, marks=pytest.mark.slow) if i >= count else seed for i, seed in enumerate(seeds)]
-
-
-@pytest.mark.parametrize("seed", first_of(SCHEDULE_SEEDS, 10))
+@pytest.mark.parametrize("seed", first_of(SCHEDULE_SEEDS, 6))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_other_schedules_equal_the_oracle(schedule: str, seed: int) -> None:
     given = scheduled_problem(schedule, seed)
@@ -221,7 +221,7 @@ def test_least_memory_equals_the_oracle(seed: int) -> None:
     assert [(plan.key, plan.config) for plan in ranking.plans] == expected
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", first_of(range(100, 140), 14))
 def test_shard_groups_equal_the_oracle(seed: int) -> None:
     problem = replace_workload(random_problem(seed), shard_group=(2, 4, 3)[seed % 3])
     expected = enumerate_all(problem, 10, any_cut=True)
@@ -305,7 +305,7 @@ def test_relative_is_at_least_one(objective: str) -> None:
     assert min(plan.relative for plan in plans) >= 1.0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_runs_and_workers_give_the_same_answer(seed: int) -> None:
     """Twice with one worker and once with two: the same bytes but for the timings."""
     problem = random_problem(seed)
