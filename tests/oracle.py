@@ -82,10 +82,10 @@ def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool
 
 def any_legal(problem: Problem) -> bool:
     """Whether some plan is legal, with any cut that the launcher takes."""
-    return any(bool(_rows(problem, gbs, any_cut=True)[2].any()) for gbs in reachable_batches(problem))
+    return any(bool(all_rows(problem, gbs, any_cut=True)[2].any()) for gbs in reachable_batches(problem))
 
 
-def _rows(problem: Problem, gbs: int, any_cut: bool = False) -> tuple[Instance, dict[str, Array], Array]:
+def all_rows(problem: Problem, gbs: int, any_cut: bool = False) -> tuple[Instance, dict[str, Array], Array]:
     """Every combination that fills both grids, as columns, and which of them are legal."""
     domains = {**static_domains(problem), **batch_domains(problem, gbs)}
     splits = _splits(problem, domains, any_cut)
@@ -131,7 +131,7 @@ def _at_batch(
 
     Schedules are simulated for rows whose bound, checked against simulations elsewhere, may still matter.
     """
-    p, values, legal = _rows(problem, gbs, any_cut)
+    p, values, legal = all_rows(problem, gbs, any_cut)
     if not legal.any():
         return
     rows = objective_rows(p, values)

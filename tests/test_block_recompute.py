@@ -6,13 +6,13 @@ import csv
 import io
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from launch_problems import config, options, problem
 from oracle import enumerate_all
 from problems import random_problem
+from seeds import first_of
 from simulate import order_of, simulate
 
 import parsolve
@@ -253,12 +253,7 @@ def tight_problem(seed: int) -> Problem:
     return of.with_(cluster=of.cluster.model_copy(update={"gpu": gpu}))
 
 
-def slow_from(block: int, count: int) -> list[Any]:
-    """Blocks of seeds, from one on only with the slow tests."""
-    return [pytest.param(i, marks=pytest.mark.slow) if i >= block else i for i in range(count)]
-
-
-@pytest.mark.parametrize("block", slow_from(4, 15))
+@pytest.mark.parametrize("block", first_of(range(15), 4))
 def test_tight_problems_equal_the_oracle(block: int) -> None:
     """Over listed cuts and over any, 24 problems (90 with the slow tests): the same plans, order, and costs."""
     for seed in range(6 * block, 6 * block + 6):

@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from cut_problems import LARGEST, StageProblem, plain_model, stage_problem
+from seeds import first_of
 
 import parsolve
 from parsolve import Problem
@@ -73,7 +74,7 @@ def test_the_best_cut_equals_brute_force(block: int) -> None:
         compare(seed)
 
 
-@pytest.mark.parametrize("block", [pytest.param(i, marks=pytest.mark.slow) if i > 5 else i for i in range(15)])
+@pytest.mark.parametrize("block", first_of(range(15), 6))
 def test_cuts_listed_below_paths_equal_brute_force(block: int) -> None:
     """Each problem with a value to beat just above its best cut, where most cuts are left out, and with another."""
     for seed in range(20_000 + 10 * block, 20_010 + 10 * block):

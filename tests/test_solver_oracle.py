@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import _rows as all_rows
-from oracle import enumerate_all
+from oracle import all_rows, enumerate_all
 from problems import random_problem
+from seeds import first_of
 
 import parsolve
 from parsolve import Problem, SpecError
@@ -27,11 +27,6 @@ from parsolve.specs import Recompute
 from parsolve.specs.workload import SPLIT_BACKWARD
 
 DEPTHS = (1, 3, 10, 50)
-
-
-def first_of(seeds: range, count: int) -> list[Any]:
-    """The first seeds, and the others with the slow tests only."""
-    return [pytest.param(seed, marks=pytest.mark.slow) if i >= count else seed for i, seed in enumerate(seeds)]
 
 
 def without_cuts(ranking: Ranking) -> list[tuple[float, Config]]:
