@@ -198,7 +198,8 @@ def _experts_saved(p: Instance, tp: Any, cp: Any, etp: Any, mbs: Any, recompute:
 def _kept(p: Instance, recompute: Any, full: Any, checkpoint: Any) -> Any:
     """What remains for the backward pass: the input of recomputed layers; outside Megatron selective keeps half.
 
-    recompute=block: the input of every layer here, and beside it what the others keep more (``_kept_more``).
+    recompute=block: the input of every layer here; what the others keep more is ``dense_layer_kept`` and
+    ``moe_layer_kept``.
     """
     kept = np.where((recompute == Recompute.FULL) | (recompute == Recompute.BLOCK), checkpoint, full)
     if p.framework != "generic":

@@ -134,7 +134,7 @@ def drained_rows(runs: Runs, prediction: Prediction, others: Mapping[str, Any]) 
         ahead, m = config.pp - 1, config.grad_acc
         longer = step * (m + DRAINS * ahead) / (m + ahead)
         norm = "fused" if run.problem.workload.fused_norm else "unfused"
-        cells = (config.tp, norm, config.recompute.name.lower(), config.mbs, m)
+        cells = (config.tp, norm, config.recompute.text, config.mbs, m)
         times = (f"{value:.1f}" for value in (measured, step, longer))
         lines.append("| " + " | ".join([*map(str, cells), *times]) + " |")
         errors["as stated"].append(abs(step / measured - 1.0))

@@ -26,7 +26,7 @@ def token_share(p: Instance, tp: Any) -> Any:
 def repeats_attention(recompute: Any) -> Any:
     """1.0 where a layer's attention is computed again: selective or whole-layer recomputation.
 
-    Under recompute=block a layer costs what it does without; what repeating some costs is objectives.recomputation's.
+    Under recompute=block a layer costs what it does without; what repeating some costs is objectives.layers'.
     """
     return ((recompute == Recompute.SELECTIVE) | (recompute == Recompute.FULL)) * 1.0
 

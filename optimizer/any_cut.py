@@ -210,14 +210,6 @@ class Candidates:
             group.shared = ShapeCuts.of(self.p, group.of)
         return group.shared, group.place[i]
 
-    def _drop_impossible(self) -> None:
-        """Forget the rows that no cut will do for."""
-        shapes = [np.flatnonzero(self.at == shape) for shape in np.unique(self.at)]
-        some = np.sort(np.concatenate([self._possible(rows, self.beat[rows])[0] for rows in shapes]))
-        self.table, self.linear, self.times = self.table.keep(some), self.linear.rows(some), self.times.rows(some)
-        self.bound, self.at, self.beat = self.bound[some], self.at[some], self.beat[some]
-        self._grouped_at = self._grouped_at[some]
-
     def rising(self, i: int) -> Iterator[tuple[float, ShapeCuts]]:
         """The same for one row, from values to beat a little above its bound up to what it has to beat."""
         guesses = np.unique(np.minimum(self.bound[i] * np.array([*STEPS, math.inf]), self.beat[i]))
@@ -261,6 +253,14 @@ class Open(Candidates):
         """What there is to beat for whatever is not listed."""
         known = min(self.limit, self.best.worst) * (1 + TIES)  # an equal cost may stand before the last by name
         self.beat = np.full(self.table.size, known) if known < math.inf else self.bound * NO_BOUND
+
+    def _drop_impossible(self) -> None:
+        """Forget the rows that no cut will do for."""
+        shapes = [np.flatnonzero(self.at == shape) for shape in np.unique(self.at)]
+        some = np.sort(np.concatenate([self._possible(rows, self.beat[rows])[0] for rows in shapes]))
+        self.table, self.linear, self.times = self.table.keep(some), self.linear.rows(some), self.times.rows(some)
+        self.bound, self.at, self.beat = self.bound[some], self.at[some], self.beat[some]
+        self._grouped_at = self._grouped_at[some]
 
     def first(self, rows: list[int]) -> None:
         """Take these rows first, in their order; the others by their bounds."""

@@ -155,8 +155,8 @@ class Feasibility:
     def conflict(self, problem: Problem) -> list[Rule | Limit]:
         """QuickXplain over the droppable rules and limits of an infeasible problem.
 
-        The problem is the one of this object, or it with more rules. Empty when the background alone excludes every
-        plan.
+        Of the members alone, the others left out, a plan exists without any one. The problem is the one of this object,
+        or it with more rules. Empty when the background alone excludes every plan.
 
         Raises
         ------
@@ -270,14 +270,15 @@ class _AnyBatch:
         return True
 
 
-def minimal_conflict(problem: Problem, deadline: float = math.inf) -> list[Rule | Limit]:
-    """A conflict of an infeasible problem: drop any one member and a plan exists; see ``Feasibility.conflict``."""
-    return Feasibility(problem, deadline).conflict(problem)
-
-
 @dataclass
 class _Watch:
     deadline: float
+
+    @staticmethod
+    def within(time_limit: float | None) -> _Watch:
+        """From now on, at most the budget of an explanation."""
+        budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
+        return _Watch(time.perf_counter() + budget)
 
     def left(self) -> float:
         return self.deadline - time.perf_counter()
@@ -288,8 +289,7 @@ def explain_infeasible(problem: Problem, time_limit: float | None = None) -> Inf
 
     What the time limit does not allow is left out and said.
     """
-    budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
-    watch = _Watch(time.perf_counter() + budget)
+    watch = _Watch.within(time_limit)
     try:
         feasibility = Feasibility(problem, watch.deadline)
         members = feasibility.conflict(problem)
@@ -322,9 +322,7 @@ def _exclusion(problem: Problem, members: Sequence[Rule | Limit], feasibility: F
 
 def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible | None:
     """Said when the cuts that can be listed are the only obstacle: some other cut of the layers is legal."""
-    watch = _Watch(
-        time.perf_counter() + (TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit)))
-    )
+    watch = _Watch.within(time_limit)
     try:
         found = first_legal(problem, watch.deadline)
     except OutOfTime:

@@ -134,9 +134,8 @@ def _grown_below(
     layers, pp = p.model.num_layers, len(options)
     outside, of_stage = _along(p, row, paths, options)
     totals = [cuts.total for cuts in options]
-    lengths = [
-        cuts.sizes.astype(float) @ of_stage[:, rank::pp].T for rank, cuts in enumerate(options)
-    ]  # (option, path)
+    # (option, path) of each rank
+    lengths = [cuts.sizes.astype(float) @ of_stage[:, rank::pp].T for rank, cuts in enumerate(options)]
     price, bound = _prices(lengths, totals, layers)
     above = [length - total[:, None] * price for length, total in zip(lengths, totals, strict=True)]
     longest = (to_beat - rest) / row.weight * (1 + SLACK) if row.weight else math.inf

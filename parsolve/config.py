@@ -61,7 +61,7 @@ class Config:
             "microbatches": self.grad_acc,
             "gbs": self.gbs,
             "vpp": self.vpp,
-            "recompute": self.recompute.name.lower(),
+            "recompute": self.recompute.text,
             "recompute_layers": self.recompute_layers,
             "sequence_parallel": self.sequence_parallel,
             "layers_per_stage": [list(rank) for rank in self.layers_per_stage],

@@ -39,7 +39,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge,
 }
 NAMES = (*(axis for axis in AXES if axis != "split"), "gbs")
-_RECOMPUTE = {r.name.lower(): int(r) for r in Recompute}
+_RECOMPUTE = {r.text: int(r) for r in Recompute}
 
 
 def require_rule(text: str) -> Rule:

@@ -294,7 +294,7 @@ def _modules(command: Command, model: Model, notes: list[str]) -> str:
     modules = set(command.options.get("--recompute-modules", []))
     if not modules - {"core_attn"}:
         return "selective"
-    here = set(light_modules(model)) if model.moe or model.mla else set()
+    here = set(light_modules(model))
     counted = here if modules & here else modules & {"core_attn"}
     if modules != counted:
         notes.append(

@@ -33,7 +33,7 @@ def axis_value(axis: str, value: Any, where: str) -> int:
     if axis == "recompute":
         if isinstance(value, Recompute):
             return int(value)
-        names = {r.name.lower(): int(r) for r in Recompute}
+        names = {r.text: int(r) for r in Recompute}
         if text not in names:
             raise UnknownNameError("recompute mode", value, names, where)
         return names[text]
@@ -70,7 +70,7 @@ def _values(axis: str, value: Any, where: str) -> list[int]:
 def show_value(axis: str, value: int) -> str:
     """``full`` for recompute=2, ``true`` for sequence_parallel=1, else the number."""
     if axis == "recompute":
-        return Recompute(value).name.lower()
+        return Recompute(value).text
     return str(bool(value)).lower() if axis == "sequence_parallel" else str(value)
 
 

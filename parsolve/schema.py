@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parsolve.specs import Recompute
+
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 VERSION = 1
@@ -17,7 +19,7 @@ NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 SIZE: Schema = {"type": "integer", "minimum": 1}
 TEXTS: Schema = {"type": "array", "items": TEXT}
-RECOMPUTE = ("none", "selective", "full", "block", "light")
+RECOMPUTE = tuple(kind.text for kind in Recompute)
 
 
 def schema(what: str) -> Schema:

@@ -51,7 +51,9 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     help="step_time, throughput, cost, memory; a pair: step_time~2%,memory or 0.7*step_time+0.3*memory.",
 )
 @click.option(
-    "--pareto", is_flag=True, help="The whole front of step time against memory of the worst stage, whatever --top."
+    "--pareto",
+    is_flag=True,
+    help="The front of step time against memory of the worst stage, in steps of 2 % of memory, whatever --top.",
 )
 @click.option("--hint", type=click.Path(), metavar="PLAN.json", help="Start from the plans of a saved result.")
 @click.option(
@@ -67,8 +69,9 @@ def command(**options: Any) -> int:
 
     CLUSTER is GPU:NxG (N fast domains with G GPUs used in each), a preset or a file. MODEL is a preset, a Hugging Face
     config.json or its folder, or a spec file. Axes: dp tp pp cp ep etp edp zero mbs grad_acc vpp recompute
-    recompute_layers sequence_parallel gbs. recompute is none, selective, full, or block: the first recompute_layers
-    layers of every pipeline chunk (Megatron-LM, NeMo, generic).
+    recompute_layers sequence_parallel gbs. recompute is none, selective, full, block: the first recompute_layers
+    layers of every pipeline chunk (Megatron-LM, NeMo, generic), or light: what is cheap to have again
+    (Megatron-LM, NeMo).
 
     \b
     Exit codes: 0 plans printed, 1 nothing is legal, 2 usage or a bad spec,

@@ -197,8 +197,9 @@ def _add_data_parallel(args: Arguments, problem: Problem, config: Config) -> Non
 
 
 def light_modules(model: Model) -> list[str]:
-    """Megatron-Core's names of what light recomputation repeats."""
-    return ["layernorm", *(["moe_act"] if model.moe else []), *(["mla_up_proj"] if model.mla else [])]
+    """Megatron-Core's names of what light recomputation repeats; none without experts and without latent attention."""
+    found = [*(["moe_act"] if model.moe else []), *(["mla_up_proj"] if model.mla else [])]
+    return ["layernorm", *found] if found else []
 
 
 def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
@@ -211,10 +212,11 @@ def _add_recompute(args: Arguments, problem: Problem, config: Config) -> None:
         args.add("--recompute-granularity", "selective")
         args.add("--recompute-modules", "core_attn")
     elif config.recompute == Recompute.LIGHT:
-        if problem.model.mla is None and problem.model.moe is None:
+        modules = light_modules(problem.model)
+        if not modules:
             raise NotExpressibleError("recompute=light: its norms are one kernel with the products behind them")
         args.add("--recompute-granularity", "selective")
-        args.add("--recompute-modules", *light_modules(problem.model))
+        args.add("--recompute-modules", *modules)
 
 
 def _add_training(args: Arguments, problem: Problem, config: Config) -> None:

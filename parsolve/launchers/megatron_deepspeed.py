@@ -31,7 +31,7 @@ def add_megatron_deepspeed(args: Arguments, problem: Problem, config: Config, co
         raise NotExpressibleError("recompute=light: Megatron-DeepSpeed recomputes core attention or whole layers")
     if config.recompute != Recompute.NONE:
         args.add("--deepspeed-activation-checkpointing")
-        args.add("--recompute-granularity", config.recompute.name.lower())
+        args.add("--recompute-granularity", config.recompute.text)
     if config.recompute == Recompute.FULL:
         args.add("--recompute-method", "uniform")
         args.add("--recompute-num-layers", 1)

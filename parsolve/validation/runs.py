@@ -449,7 +449,7 @@ def _zero(row: Row, assumed: Callable[[str], None]) -> int:
 
 def _recompute(row: Row, assumed: Callable[[str], None]) -> Recompute:
     cell = text(row, "recompute").lower()
-    known = {kind.name.lower(): kind for kind in Recompute}
+    known = {kind.text: kind for kind in Recompute}
     if cell not in known:
         assumed("recompute none")
     return known.get(cell, Recompute.NONE)
