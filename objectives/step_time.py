@@ -2,9 +2,9 @@
 
 T = pipeline + exposed data-parallel traffic + exposed per-microbatch gathers + optimizer + fixed (+ a user's terms).
 
-pipeline is the exact length of the schedule (objectives.schedule) whose passes ``pass_times`` gives. The tree holds a
-bound that never exceeds it: max over ranks i of (one microbatch's time ahead of i) + m * (one microbatch's time on i).
-With equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer. Where the
+pipeline is the exact length of the schedule whose passes ``pass_times`` gives (objectives.schedule_length). The tree
+holds a bound that never exceeds it: max over ranks i of (one microbatch's time ahead of i) + m * (its time on i). With
+equal stages and the output layer on the last this is m*(L/p*t_layer + t_head) + (p-1)/v*(L/p)*t_layer. Where the
 backward pass is split a rank may still make weight gradients when all others are done: it waits for the forward passes
 ahead of it only.
 Source: Narayanan et al. 2021, section 2.2.
@@ -44,7 +44,8 @@ from parsolve.objectives.layers import (
     MOE_PIPELINED,
     moe_terms,
 )
-from parsolve.objectives.schedule import Shape, makespan, shape_of
+from parsolve.objectives.schedule import Shape, shape_of
+from parsolve.objectives.schedule_length import makespan
 from parsolve.problem import Instance
 from parsolve.splits import stages_in_model_order
 

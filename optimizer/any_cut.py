@@ -28,7 +28,7 @@ from parsolve.optimizer.join import Joined, join
 from parsolve.optimizer.likely_cuts import most_promising
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance
-from parsolve.splits import Layers
+from parsolve.splits import Layers, from_model_order
 
 if TYPE_CHECKING:
     from parsolve.optimizer.ranking import _List, _Search
@@ -37,6 +37,8 @@ MAX_ROWS = 1_000_000
 """Configurations joined at once; more than that are not proven."""
 MAX_STARTS, FEW_STARTS = 150, 10
 """Configurations whose likely cuts are tried first, while the list is not full, and when it is."""
+LIKELY = 32
+"""Configurations whose likely cuts are evaluated before the cheapest are tried."""
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
@@ -120,20 +122,21 @@ class AnyCut:
 
     def _start(self, rows: Open) -> None:
         """Likely cuts of the most promising configurations: a short list to beat, and an order to go on in."""
-        promising = most_promising(self.p, rows.linear, rows.times, rows.table.values, self.paths)
+        promising = most_promising(self.p, rows.linear, rows.times, rows.table.values, self.paths, LIKELY)
         tried: list[tuple[float, int]] = []
-        for cost, i, cut in promising:
+        for cost, i, shape, counts in promising:
             full = self.search.best.worst < math.inf
             if cost >= rows.limit or cost >= self.search.best.worst or time.perf_counter() > self.deadline:
                 break
             if len(tried) >= (FEW_STARTS if full else MAX_STARTS):
                 break
+            cut = from_model_order(counts, shape.pp)
             if cost < rows.beat[i] and _is_legal(self.p, rows.configs[i], cut):
                 tried.append((self._list(rows.configs[i], cut), i))
         rows.refresh()
         found = [i for cost, i in sorted(tried) if cost <= rows.beat[i] * (1 + SLACK)]
         missed = {i for _, i in tried}.difference(found)  # by more than their likely cuts promise
-        rows.first([*found, *(i for _, i, _ in promising if i not in missed)])
+        rows.first([*found, *(likely.row for likely in promising if likely.row not in missed)])
 
     def _list(self, config: Config, layers: Layers) -> float:
         """Evaluate and list a plan with a legal cut; its cost."""

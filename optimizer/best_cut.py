@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parsolve.objectives.schedule import Path, Shape, critical_path, long_paths, makespan, plain_paths, stacked
+from parsolve.objectives.schedule import Shape
+from parsolve.objectives.schedule_length import makespan
+from parsolve.objectives.schedule_paths import Path, critical_path, long_paths, plain_paths, stacked
 from parsolve.objectives.step_time import pass_times
 from parsolve.optimizer.cut_forms import SLACK, Contents, Row, cost_at, is_legal
 from parsolve.optimizer.cut_list import CutList, ShapeCuts

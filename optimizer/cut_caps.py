@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from parsolve.functions import Array
-from parsolve.objectives.schedule import Shape, plain_paths, shape_of
+from parsolve.objectives.schedule import Shape, shape_of
+from parsolve.objectives.schedule_paths import plain_paths
 from parsolve.objectives.step_time import Items
 from parsolve.optimizer.cut_forms import SLACK, Form, Forms, cheapest, fixed, kinds, moments, without_layers
 from parsolve.problem import Instance
@@ -47,18 +48,21 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     rest, pipeline = others(p, all_forms, size, pp, 0, int(numbers[-1])), all_forms.pipeline
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
-    outside = np.zeros((size, pp))
+    room = to_beat[:, None] * (1 + SLACK) - rest[:, None] + np.zeros(pp)
+    if pipeline is not None:
+        ends = fixed(pipeline.units, pp, values["grad_acc"])
+        per_layer = cheapest(p, pipeline.units, "_ahead")
+        work = pipeline.weight * at_least(p, pipeline.units, numbers, pp, vpp)
 
     def in_time(fits: Array) -> Array:
         """What a rank can compute within the value to beat."""
-        nonlocal outside
+        nonlocal room
         if pipeline is None:
             return fits
         _, least_layers = _reach(fits, numbers, layers)
-        ahead = _ahead(pipeline.units, least_layers, low, vpp, cheapest(p, pipeline.units, "_ahead"))
-        outside = pipeline.weight * (fixed(pipeline.units, pp, values["grad_acc"]) + ahead)
-        spent = outside[:, :, None] + pipeline.weight * at_least(p, pipeline.units, numbers, pp, vpp)
-        return fits & (rest[:, None, None] + spent <= to_beat[:, None, None] * (1 + SLACK))
+        outside = pipeline.weight * (ends + _ahead(pipeline.units, least_layers, low, vpp, per_layer))
+        room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - outside
+        return fits & (work <= room[:, :, None])
 
     fits = in_time(in_time(fits))
     if fits.any():
@@ -82,9 +86,8 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     most, least_layers = _reach(fits, numbers, layers)
     possible = np.all(fits.any(axis=2), axis=1) & (most.sum(axis=1) >= layers)
     if pipeline is not None:
-        work = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in kinds(p).items())
-        room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - outside
-        possible &= ~(np.maximum(room, 0.0).sum(axis=1) < work)
+        everything = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in kinds(p).items())
+        possible &= ~(np.maximum(room, 0.0).sum(axis=1) < everything)
     return Caps(most, least_layers, possible)
 
 
@@ -294,10 +297,13 @@ def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> 
 
 
 def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
-    """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind."""
+    """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind.
+
+    Of one kind they cost the same on every rank, whose axis then has one place.
+    """
     each = {kind: np.asarray(units[kind])[..., None, None] for kind in kinds(p)}
     there = {kind: _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[:, None] for kind in each}
-    return np.asarray(least_mix(each, there, numbers) + np.zeros((pp, 1)))
+    return np.asarray(least_mix(each, there, numbers))
 
 
 def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: int) -> Array:

@@ -1,7 +1,7 @@
 """What cuts of one configuration cost and need, as linear forms of the layers that each rank holds.
 
 With all other axes fixed the memory of a rank and every term but the pipeline are linear in the layers of its chunks,
-and the length of the schedule is a maximum over paths of functions that are linear too (objectives.schedule). What
+and the schedule's length is a maximum over paths of functions that are linear too (objectives.schedule_paths). What
 linear functions they are is read off the very trees that the evaluator sums, by evaluating them on single units
 (splits.Probe).
 """
@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
 from parsolve.functions import STAGE, Array, StageMax
-from parsolve.objectives.schedule import Path, Shape, held, shape_of
+from parsolve.objectives.schedule import Shape, held, shape_of
+from parsolve.objectives.schedule_paths import Path
 from parsolve.objectives.step_time import Items
 from parsolve.problem import Instance
 from parsolve.splits import Probe, moe_layers, saturated
@@ -157,6 +159,7 @@ class Contents:
         return Contents(dense, moe, *of_rank)
 
 
+@lru_cache(maxsize=4096)
 def moments(shape: Shape, rank: int) -> Array:
     """``held`` of a schedule on no more microbatches than matter."""
     return held(shape._replace(microbatches=int(min(shape.microbatches, saturated(shape.pp, shape.vpp)))), rank)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from parsolve.functions import Array
-from parsolve.objectives.schedule import Path
+from parsolve.objectives.schedule_paths import Path
 from parsolve.optimizer.cut_caps import Domains, ShapeRows, at_least, domains, others, waits
 from parsolve.optimizer.cut_forms import SLACK, Contents, Form, Row, cheapest, cost_at, fixed, is_legal, on_path
 from parsolve.problem import Instance

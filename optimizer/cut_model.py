@@ -10,7 +10,7 @@ import numpy as np
 
 from parsolve.evaluation import PIPELINE
 from parsolve.functions import Array
-from parsolve.objectives.schedule import Path
+from parsolve.objectives.schedule_paths import Path
 from parsolve.optimizer.cut_forms import Row, fixed, on_path
 from parsolve.problem import Instance
 from parsolve.splits import RankCuts

@@ -7,18 +7,21 @@ one that looks best is found for all configurations of one schedule at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from parsolve.functions import Array
-from parsolve.objectives.schedule import shape_of
-from parsolve.objectives.step_time import Items
+from parsolve.objectives.schedule import Shape, shape_of
+from parsolve.objectives.schedule_paths import long_paths, stacked
+from parsolve.objectives.step_time import Items, pass_times
 from parsolve.optimizer.best_cut import Paths
 from parsolve.optimizer.cut_forms import Contents, Forms, Row, cost_at, is_legal, on_path
 from parsolve.problem import Instance
-from parsolve.splits import Layers, bounds, from_model_order, rank_cuts
+from parsolve.splits import bounds, rank_cuts
 
 FEWER = 1
 """The first and the last stage hold so many layers fewer than the even share, or one more, or none."""
@@ -53,11 +56,43 @@ def _in_domain(cuts: Array, num_layers: int, pp: int, vpp: int, fuller_first: bo
     return cuts
 
 
+class Likely(NamedTuple):
+    """A row with the legal likely cut that looks best for it; ``cost``: no more than it has, by the known paths."""
+
+    cost: float
+    row: int
+    shape: Shape
+    counts: tuple[int, ...]
+    """Layers of each stage in model order."""
+
+
 def most_promising(
+    p: Instance, all_forms: Forms, times: Items, values: Mapping[str, Array], paths: Paths, look_at: int
+) -> list[Likely]:
+    """The rows that have a legal likely cut, the cheapest first.
+
+    The first ``look_at`` by the paths known so far are put in order by long paths of their own, which become known.
+    """
+    found = [
+        Likely(float(cost[i, at]), row, shape, tuple(cuts[at].tolist()))
+        for shape, rows, cuts, cost in _all_costs(p, all_forms, times, values, paths)
+        for i, (row, at) in enumerate(zip(rows.tolist(), cost.argmin(axis=1).tolist(), strict=True))
+        if cost[i, at] < math.inf
+    ]
+    found.sort(key=_order)
+    return sorted(
+        [*_along_their_paths(p, all_forms, times, values, paths, found[:look_at]), *found[look_at:]], key=_order
+    )
+
+
+def _order(likely: Likely) -> tuple[float, int]:
+    return (likely.cost, likely.row)
+
+
+def _all_costs(
     p: Instance, all_forms: Forms, times: Items, values: Mapping[str, Array], paths: Paths
-) -> list[tuple[float, int, Layers]]:
-    """(cost, row, cut): for each row the legal likely cut that is cheapest by the known paths; the cheapest first."""
-    found = []
+) -> Iterator[tuple[Shape, Array, Array, Array]]:
+    """For each schedule its rows, its likely cuts, and (row, cut) what each costs by the known paths; inf: illegal."""
     schedules = np.stack([values[axis] for axis in ("pp", "vpp", "grad_acc")])
     kinds, which = np.unique(schedules, axis=1, return_inverse=True)
     for i, (pp, vpp, grad_acc) in enumerate(kinds.T.tolist()):
@@ -69,9 +104,29 @@ def most_promising(
         of = Contents.of(cuts, p.model.layer_is_moe, pp)
         outside, dense, moe = on_path(paths.of(many.shape), times.rows((rows, None, None)))
         lengths = outside + of.dense @ dense.swapaxes(1, 2) + of.moe @ moe.swapaxes(1, 2)
-        cost = np.where(is_legal(many, of), cost_at(many, of, lengths.max(axis=2)), np.inf)
-        best = cost.argmin(axis=1)
-        for row, at, value in zip(rows.tolist(), best.tolist(), cost[np.arange(len(rows)), best].tolist(), strict=True):
-            if value < np.inf:
-                found.append((value, row, from_model_order(cuts[at].tolist(), pp)))
-    return sorted(found)
+        yield many.shape, rows, cuts, np.where(is_legal(many, of), cost_at(many, of, lengths.max(axis=2)), np.inf)
+
+
+def _along_their_paths(
+    p: Instance,
+    all_forms: Forms,
+    times: Items,
+    values: Mapping[str, Array],
+    paths: Paths,
+    found: list[Likely],
+) -> Iterator[Likely]:
+    """The same with the cost along a long path of each schedule, all cuts of a schedule at once."""
+    of_shape: dict[Shape, list[Likely]] = {}
+    for likely in found:
+        of_shape.setdefault(likely.shape, []).append(likely)
+    for shape, some in of_shape.items():
+        rows = [Row.of(all_forms, times, values, likely.row) for likely in some]
+        of = Contents.of(np.array([likely.counts for likely in some]), p.model.layer_is_moe, shape.pp)
+        passes = [pass_times(row.items, of.dense[i], of.moe[i]) for i, row in enumerate(rows)]
+        forward, backward = np.stack([each.forward for each in passes]), np.stack([each.backward for each in passes])
+        delay = np.array([each.delay for each in passes])
+        own = stacked(long_paths(shape, forward.T, backward.T, delay))
+        paths.add(shape, own)
+        lengths = own.length(forward, backward, delay)
+        for i, (likely, row) in enumerate(zip(some, rows, strict=True)):
+            yield likely._replace(cost=float(cost_at(row, of, lengths[i])[i]))

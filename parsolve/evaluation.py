@@ -17,7 +17,7 @@ from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
 from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
 from parsolve.objectives.network import inside_domain
-from parsolve.objectives.schedule import Timeline, timeline
+from parsolve.objectives.schedule_length import Timeline, timeline
 from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length, schedule_of, step_time
 from parsolve.problem import Instance, Problem
 from parsolve.splits import Layers, Split, Splits, classify

@@ -14,7 +14,7 @@ from parsolve.objective import DEFAULT, Objective, shown, unit
 from parsolve.problem import Problem
 
 if TYPE_CHECKING:
-    from parsolve.objectives.schedule import Timeline
+    from parsolve.objectives.schedule_length import Timeline
 
 SCHEMA_VERSION = 1
 

@@ -20,7 +20,7 @@ from parsolve.from_megatron import read_megatron
 from parsolve.launchers import launch
 from parsolve.launchers.megatron import layout_text
 from parsolve.objectives import counts, data_comm, multi_token, step_time, tensor_comm
-from parsolve.objectives.schedule import makespan
+from parsolve.objectives.schedule_length import makespan
 from parsolve.presets import load_model_preset
 from parsolve.problem import replace_workload
 from parsolve.specs import Recompute

@@ -13,8 +13,10 @@ from simulate import simulate
 from parsolve import Problem, check, evaluate, load_cluster
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
-from parsolve.objectives import counts
-from parsolve.objectives.schedule import Path, Shape, critical_path, held, long_paths, makespan, plain_paths, shape_of
+from parsolve.objectives import counts, schedule_length
+from parsolve.objectives.schedule import Shape, held, shape_of
+from parsolve.objectives.schedule_length import makespan
+from parsolve.objectives.schedule_paths import Path, critical_path, long_paths, plain_paths
 from parsolve.objectives.step_time import items, pipeline_length
 from parsolve.problem import Instance
 from parsolve.specs import MoE, Recompute
@@ -109,6 +111,33 @@ def test_length_equals_the_simulation(block: int) -> None:
         forward, backward, delay = random_times(rng, shape)
         expected = simulated_length(shape, forward, backward, delay)
         assert makespan(shape, forward, backward, delay) == pytest.approx(expected, rel=1e-9), (seed, shape)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_length_of_long_schedules_equals_the_simulation(block: int) -> None:
+    """Long enough to be put together from a shorter one, or from a longer one where the ranks get in step late."""
+    for seed in range(10 * block, 10 * block + 10):
+        rng = random.Random(5000 + seed)
+        pp, vpp = rng.choice([2, 3, 4, 8]), rng.choice([1, 2, 3])
+        m = pp * rng.randint(16, 50) + (rng.randrange(pp) if vpp == 1 else 0)
+        shape = Shape(pp, vpp, m)
+        forward, backward, delay = random_times(rng, shape)
+        if seed % 2:  # stages alike but for one
+            forward[1:], backward[1:] = forward[0] + 0.5, backward[0] + 1.0
+        expected = simulated_length(shape, forward, backward, delay)
+        assert makespan(shape, forward, backward, delay) == pytest.approx(expected, rel=1e-12), (seed, shape)
+
+
+def test_a_long_schedule_repeats_a_short_one_only_where_its_ranks_are_in_step() -> None:
+    """Behind a faster stage the others' order settles on a period of its own."""
+    shape = Shape(4, 1, 400)
+    alike = np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    never = np.array([1.0, 1.0, 1.0, 0.9, 2.0, 2.0, 2.0, 2.0])
+    for times, in_step in ((alike, True), (never, False)):
+        whole = schedule_length._one_by_one(shape, times, 0.1)
+        found = schedule_length._by_repetition(shape, times, 0.1, 8)
+        assert (found is not None) == in_step
+        assert schedule_length._ends_of_one(shape, times, 0.1) == pytest.approx(whole, rel=1e-12)
 
 
 def path_is_bound(shape: Shape, path: Path, rng: random.Random) -> None:

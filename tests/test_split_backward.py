@@ -21,16 +21,9 @@ from parsolve.errors import InternalError, NotExpressibleError
 from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts, split_backward
-from parsolve.objectives.schedule import (
-    Shape,
-    critical_path,
-    held,
-    held_and_waiting,
-    makespan,
-    plain_paths,
-    saturated_shape,
-    shape_of,
-)
+from parsolve.objectives.schedule import Shape, held, held_and_waiting, saturated_shape, shape_of
+from parsolve.objectives.schedule_length import makespan
+from parsolve.objectives.schedule_paths import critical_path, plain_paths
 from parsolve.objectives.step_time import items, pipeline_length, schedule_of
 from parsolve.problem import Instance, replace_workload
 from parsolve.render.trace import chrome_trace

@@ -18,7 +18,8 @@ from parsolve import Problem
 from parsolve.api import check, check_result
 from parsolve.cli import main
 from parsolve.errors import NotExpressibleError
-from parsolve.objectives.schedule import Shape, makespan, timeline
+from parsolve.objectives.schedule import Shape
+from parsolve.objectives.schedule_length import makespan, timeline
 from parsolve.problem import replace_workload
 from parsolve.render.trace import chrome_trace
 
