@@ -126,7 +126,8 @@ def check(plan: dict[str, Any]) -> None:
     layout = getattr(config, "pipeline_model_parallel_layout", None)
     if layout is not None:
         kinds = importlib.import_module("megatron.core.transformer.enums").LayerType
-        forks.expect("prediction modules of the last stage", layout.layout[-1][-1].count(kinds.mtp), plan["mtp_layers"])
+        stage = layout.layout[-2 if wanted["mtp_apart"] else -1][-1]
+        forks.expect("prediction modules of their stage", stage.count(kinds.mtp), plan["mtp_layers"])
     light = wanted["recompute"] == "light"
     granularity, layers = recomputation(args)
     forks.expect("recompute", granularity, "selective" if light else wanted["recompute"])

@@ -31,7 +31,8 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     for name in ("sequence_parallel", "gradient_accumulation_fusion", "persist_layer_norm", "perform_initialization"):
         setattr(config, name, False)
     config.use_cpu_initialization, config.context_parallel_size = True, 1
-    counts = [_rank(args, config, rank) for rank in range(args.pipeline_model_parallel_size)]
+    ranks = range(args.pipeline_model_parallel_size)
+    counts = [_rank(args, config, rank, ranks[-1] - plan["config"]["mtp_apart"]) for rank in ranks]
     for rank, (seen, wanted) in enumerate(zip(counts, plan["per_stage"], strict=True)):
         for kind, a, b in zip(("dense", "expert"), seen, wanted, strict=True):
             if abs(a - b) > TOLERANCE * max(a, b):
@@ -39,7 +40,7 @@ def check(plan: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
+def _rank(args: Any, config: Any, rank: int, with_modules: int) -> tuple[int, int]:
     specs = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
     gpt = importlib.import_module("megatron.core.models.gpt")
     padding = importlib.import_module("megatron.core.tokenizers.utils.build_tokenizer")
@@ -51,7 +52,8 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
     dense = experts = 0
     for chunk in range(vpp) if vpp else [None]:
         first = rank == 0 and not chunk
-        last = rank == pp - 1 and chunk in (None, (vpp or 1) - 1)
+        own_last = chunk in (None, (vpp or 1) - 1)
+        last = rank == pp - 1 and own_last
         spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=chunk, pp_rank=rank)
         with torch.device("meta"):
             model = gpt.GPTModel(
@@ -65,7 +67,7 @@ def _rank(args: Any, config: Any, rank: int) -> tuple[int, int]:
                 position_embedding_type=args.position_embedding_type,
                 rotary_percent=args.rotary_percent,
                 vp_stage=chunk,
-                mtp_block_spec=_prediction(specs, config, spec, chunk) if last else None,
+                mtp_block_spec=_prediction(specs, config, spec, chunk) if own_last and rank == with_modules else None,
             )
         for name, parameter in model.named_parameters():
             if ".experts." in name:
@@ -85,7 +87,7 @@ def _number_from(rank: int) -> None:
 
 
 def _prediction(specs: Any, config: Any, spec: Any, chunk: int | None) -> Any:
-    """The prediction modules of the last stage, whose layer is the stage's last, or the model's where it has none."""
+    """The prediction modules of a stage, whose layer is the stage's last, or the model's where it has none."""
     if not config.mtp_num_layers:
         return None
     if not spec.layer_specs:

@@ -14,6 +14,7 @@ from typing import Any
 
 import parsolve
 from parsolve.config import Config
+from parsolve.constraints.multi_token import may_be_apart
 from parsolve.errors import NotExpressibleError
 from parsolve.evaluation import instance_of, violations
 from parsolve.launchers import launch
@@ -104,6 +105,7 @@ def draw(rng: random.Random, framework: str, version: str | None) -> tuple[Probl
         edp=world // (ep * etp * pp),
         layers_per_stage=layers,
         sequence_parallel=tp > 1 and problem.instance(gbs, split_list(problem, (1,), (1,))).sequence_parallel,
+        mtp_apart=pp > 2 and may_be_apart(problem) and not layers[-1][-1],
     )
     return problem, config
 
@@ -199,7 +201,7 @@ def per_stage(problem: Problem, config: Config) -> list[list[float]]:
             tied = problem.model.tied_embeddings and config.pp == 1
             head = parameters.tied_head_params if tied else parameters.head_params
             dense += float(head(p, config.tp))
-        if rank == config.pp - 1 and problem.mtp_layers:
+        if rank == config.mtp_rank and problem.mtp_layers:
             dense += problem.mtp_layers * float(parameters.mtp_own_params(p, config.tp))
             if flags[-1]:
                 dense += problem.mtp_layers * float(parameters.moe_layer_dense_params(p, config.tp))

@@ -63,6 +63,9 @@ def main() -> int:
     """All launchers, or those that are named."""
     folder, count = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 500
     names = sys.argv[3:] or list(JOBS)
+    unknown = sorted(set(names) - set(JOBS))
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(JOBS)}")
     return 0 if not [name for name in names if not run(name, folder, count)] else 1
 
 

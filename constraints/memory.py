@@ -378,10 +378,16 @@ def mtp_activations(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recomp
 
 
 @term(unit="B", label="activations", source=MTP_SOURCE)
+def mtp_rebuilt(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
+    """What a prediction module needs while it is rebuilt, bytes."""
+    layer = _mtp_layer_saved(p, tp, cp, etp, mbs, recompute)
+    return np.where(recompute == Recompute.FULL, layer, 0.0) + _transient_scores(p, tp, cp, mbs)
+
+
+@term(unit="B", label="activations", source=MTP_SOURCE)
 def mtp_working_set(p: Instance, *, tp: Any, cp: Any, etp: Any, mbs: Any, recompute: Any) -> Any:
     """What a prediction module that is rebuilt needs beyond the logits, which are gone by then, bytes."""
-    layer = _mtp_layer_saved(p, tp, cp, etp, mbs, recompute)
-    whole = np.where(recompute == Recompute.FULL, layer, 0.0) + _transient_scores(p, tp, cp, mbs)
+    whole = mtp_rebuilt.compute(p, tp=tp, cp=cp, etp=etp, mbs=mbs, recompute=recompute)
     return np.maximum(0.0, whole - (1 + p.mtp_layers) * logits.compute(p, tp=tp, cp=cp, mbs=mbs))
 
 
@@ -443,11 +449,13 @@ def stage_memory(p: Instance) -> StageMax:
         gathered.append((gathered_moe_layers, counts.holds_moe))
     gpipe = p.workload.schedule == "gpipe"
     outputs = [counts.gpipe_outputs_in_flight if gpipe else counts.is_last]
+    modules = counts.gpipe_mtp_modules_in_flight if gpipe else counts.mtp_modules_in_flight
     if p.mtp_layers:
         layer = (*MOE_LAYER_STATES, *experts) if p.model.layer_is_moe[-1] else DENSE_LAYER_STATES
         states += [((*layer, *MTP_STATES), counts.mtp_modules), (EMBEDDING_STATES, counts.mtp_embedding)]
-        outputs.append(counts.gpipe_mtp_modules_in_flight if gpipe else counts.mtp_modules)
-        activations += [(mtp_activations, outputs[1]), (mtp_working_set, counts.is_last)]
+        outputs.append(counts.gpipe_mtp_modules_in_flight if gpipe else counts.mtp_outputs)
+        activations += [(mtp_activations, modules), (mtp_working_set, counts.mtp_beside)]
+        activations.append((mtp_rebuilt, counts.mtp_apart))
         if split:
             activations.append((moe_layer_waiting, counts.moe_layers_waiting))
     parts = [Part(t, here) for terms, here in states for t in terms]

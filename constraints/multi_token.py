@@ -13,12 +13,20 @@ from parsolve.specs.workload import MEGATRON_LIKE
 SINCE = (0, 14)
 """Before, Megatron-Core neither recomputes the modules, nor shifts tokens across context-parallel ranks, nor has the
 modules in layout strings."""
+APART_SINCE = (0, 16)
+"""First version that takes the modules on another stage than the output layer's."""
 POSITIONS = ("rope", "none")
 
 
 def takes_modules(problem: Problem) -> bool:
     """The launcher trains prediction modules of such a model."""
     return problem.megatron_core >= SINCE and problem.model.position in POSITIONS
+
+
+def may_be_apart(problem: Problem) -> bool:
+    """The launcher takes the modules on the stage before the output layer's."""
+    layouts = problem.workload.framework in MEGATRON_LIKE and problem.megatron_core >= APART_SINCE
+    return layouts and problem.mtp_layers > 0 and problem.workload.schedule == "1f1b"
 
 
 @rule(
@@ -68,4 +76,16 @@ def mtp_schedule(p: Instance) -> Any:
     return np.bool_(p.mtp_layers == 0 or not p.workload.splits_backward)
 
 
-RULES = (mtp_launcher, mtp_since, mtp_positions, mtp_schedule)
+@rule(
+    "mtp_apart: prediction modules go on the stage before the output layer's where there are some, in Megatron-LM from"
+    " 0.16 on, with pp of 3 or more, --schedule 1f1b, and no layers on the output layer's stage ({p.splits.texts[0]}):"
+    " leave it out, or end layers_per_stage with |0",
+    source="Megatron-Core pipeline_parallel_layer_layout.py, validate_layer_layout: behind all layers, not on rank 0",
+)
+def mtp_apart(p: Instance, *, split: Any) -> Any:
+    """Prediction modules have a stage apart from the output layer where the launcher's layouts can say so."""
+    possible = (p.splits.pp[split] > 2) & p.splits.empty_last[split] & may_be_apart(p.problem)
+    return ~p.splits.mtp_apart[split] | possible
+
+
+RULES = (mtp_launcher, mtp_since, mtp_positions, mtp_schedule, mtp_apart)

@@ -229,8 +229,53 @@ def last_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
 
 @count
 def mtp_modules(p: Instance, *, split: Any, stage: Any) -> Any:
-    """Multi-token-prediction modules that are trained, on the last rank: they stay with the output layer."""
+    """Multi-token-prediction modules that are trained, on the rank of their stage: the output layer's, or that before.
+
+    Their passes through the output layer are made where that is.
+    """
+    return p.mtp_layers * _of(p, "mtp", split, stage)
+
+
+@count
+def mtp_beside(p: Instance, *, split: Any, stage: Any) -> Any:
+    """1 on the rank that has the modules where they are beside the output layer."""
+    return ~p.splits.mtp_apart[split] * _of(p, "mtp", split, stage)
+
+
+@count
+def mtp_apart(p: Instance, *, split: Any, stage: Any) -> Any:
+    """1 on the rank that has the modules where the output layer is on another."""
+    return p.splits.mtp_apart[split] * _of(p, "mtp", split, stage)
+
+
+@count
+def mtp_modules_in_flight(p: Instance, *, split: Any, stage: Any, grad_acc: Any) -> Any:
+    """Modules times the microbatches whose activations are held for them: one beside the output layer."""
+    return p.mtp_layers * p.splits.in_flight("mtp_in_flight", split, stage, grad_acc)
+
+
+@count
+def mtp_outputs(p: Instance, *, split: Any, stage: Any) -> Any:
+    """Passes of modules through the output layer, where that is.
+
+    Source: Megatron-Core gpt_model.py, process_mtp_loss (where post_process is).
+    """
     return p.mtp_layers * _of(p, "last", split, stage)
+
+
+@count
+def mtp_outputs_of_all(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the rank's passes of modules through the output layer."""
+    return p.splits.pp[split] * mtp_outputs.compute(p, split=split, stage=stage)
+
+
+@count
+def mtp_states_received(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp on the last rank, once a module, where the modules' hidden states come from another rank, else 0.
+
+    Source: Megatron-Core multi_token_prediction.py: what a module puts out is sent on behind the model's own.
+    """
+    return p.splits.mtp_apart[split] * mtp_outputs_of_all.compute(p, split=split, stage=stage)
 
 
 @count
@@ -247,11 +292,11 @@ def mtp_modules_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
 
 @count
 def mtp_embedding(p: Instance, *, split: Any, stage: Any) -> Any:
-    """1 on the last of several ranks: multi-token prediction looks tokens up in a copy of the embedding there.
+    """1 on the rank of several that has the modules: they look tokens up in a copy of the embedding there.
 
     Source: Megatron-Core gpt_model.py, pre_process or mtp_process.
     """
-    return _of(p, "last", split, stage) * (p.splits.pp[split] > 1)
+    return _of(p, "mtp", split, stage) * (p.splits.pp[split] > 1)
 
 
 @count

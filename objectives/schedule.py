@@ -80,10 +80,12 @@ def chunk_order(shape: Shape) -> tuple[Array, Array]:
     pp, vpp, m, _ = shape
     if vpp == 1:
         return np.zeros(m, np.int64), np.arange(m)
-    starts = range(0, m, pp)
-    chunks = [np.repeat(np.arange(vpp), min(pp, m - start)) for start in starts]
-    members = [np.tile(np.arange(start, min(start + pp, m)), vpp) for start in starts]
-    return np.concatenate(chunks), np.concatenate(members)
+    groups, rest = divmod(m, pp)
+    shape_of_groups = (groups, vpp, pp)
+    chunks = np.broadcast_to(np.arange(vpp)[:, None], shape_of_groups).ravel()
+    members = np.broadcast_to(np.arange(groups * pp).reshape(groups, 1, pp), shape_of_groups).ravel()
+    last_chunks, last_members = np.repeat(np.arange(vpp), rest), np.tile(np.arange(m - rest, m), vpp)
+    return np.concatenate((chunks, last_chunks)), np.concatenate((members, last_members))
 
 
 def warmup(shape: Shape, rank: int) -> int:

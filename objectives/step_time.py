@@ -137,8 +137,10 @@ def pipeline_time(p: Instance) -> StageMax:
     layers(EMBEDDING_TERMS, counts.first_of_all, counts.embedding_ahead, of_ends)
     parts += [Part(t, counts.last_of_all, microbatch_share) for t in HEAD_TERMS]
     if p.mtp_layers:
-        module = (*_last_layer_terms(p), *MTP_TERMS, *EMBEDDING_TERMS, *HEAD_TERMS)
+        module = (*_last_layer_terms(p), *MTP_TERMS, *EMBEDDING_TERMS)
         parts += [Part(t, counts.mtp_modules_of_all, microbatch_share, label="mtp") for t in module]
+        parts += [Part(t, counts.mtp_outputs_of_all, microbatch_share, label="mtp") for t in HEAD_TERMS]
+        parts.append(Part(pipeline_comm.stage_transfer, counts.mtp_states_received, microbatch_share))
         if np.any(p.profile.pipelined_member_time):
             of_layer = MOE_PIPELINED if p.model.layer_is_moe[-1] else DENSE_PIPELINED
             here = counts.mtp_modules_of_all_pipelined
@@ -176,7 +178,8 @@ class Passes(NamedTuple):
 class Items(NamedTuple):
     """Times of one microbatch, s, for one unit of what a stage can hold: (forward, backward) each.
 
-    ``head``: the output layer with the prediction modules beside it. ``transfer`` occupies the rank in every pass;
+    ``head``: the output layer with the prediction modules beside it, or with what comes from them on the stage before:
+    then ``apart`` is their own time there, else 0. ``transfer`` occupies the rank in every pass;
     ``delay`` passes between two ranks while both compute. ``dense_again``, ``moe_again``: what recomputing a layer adds
     to its backward pass under recompute=block. ``weight``: how much of the backward time makes weight gradients (dense
     layer, MoE layer, output layer), where they are apart.
@@ -186,6 +189,7 @@ class Items(NamedTuple):
     moe: tuple[Any, Any]
     embedding: tuple[Any, Any]
     head: tuple[Any, Any]
+    apart: tuple[Any, Any]
     transfer: Any
     delay: Any
     dense_again: Any
@@ -194,27 +198,28 @@ class Items(NamedTuple):
 
     def rows(self, some: Any) -> Items:
         """The times of some of many configurations."""
-        dense, moe, embedding, head = ((there[some], back[some]) for there, back in self[:4])
+        dense, moe, embedding, head, apart = ((there[some], back[some]) for there, back in self[:5])
         weight = (self.weight[0][some], self.weight[1][some], self.weight[2][some]) if self.weight else None
-        transfer, delay, dense_again, moe_again = (time[some] for time in self[4:8])
-        return Items(dense, moe, embedding, head, transfer, delay, dense_again, moe_again, weight)
+        transfer, delay, dense_again, moe_again = (time[some] for time in self[5:9])
+        return Items(dense, moe, embedding, head, apart, transfer, delay, dense_again, moe_again, weight)
 
     def row(self, i: int) -> Items:
         """The times of one of many configurations."""
-        dense, moe, embedding, head = ((float(there[i]), float(back[i])) for there, back in self[:4])
+        dense, moe, embedding, head, apart = ((float(there[i]), float(back[i])) for there, back in self[:5])
         weight = (float(self.weight[0][i]), float(self.weight[1][i]), float(self.weight[2][i])) if self.weight else None
-        transfer, delay, dense_again, moe_again = (float(time[i]) for time in self[4:8])
-        return Items(dense, moe, embedding, head, transfer, delay, dense_again, moe_again, weight)
+        transfer, delay, dense_again, moe_again = (float(time[i]) for time in self[5:9])
+        return Items(dense, moe, embedding, head, apart, transfer, delay, dense_again, moe_again, weight)
 
 
 def items(p: Instance, values: Mapping[str, Any]) -> Items:
     """The times of configurations, arrays with a value each.
 
     A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
-    output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these. Of the
-    backward time the weight gradients take one forward's worth of the matrix products and of the kernel launches, and
-    what is left of the gradients' accumulation; attention, elementwise operations, communication and what is recomputed
-    before it belong to the gradients of inputs.
+    output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these; on a
+    stage of its own it sends a hidden state more to the output layer's, which waits for it. Of the backward time the
+    weight gradients take one forward's worth of the matrix products and of the kernel launches, and what is left of the
+    gradients' accumulation; attention, elementwise operations, communication and what is recomputed before it belong to
+    the gradients of inputs.
     """
     size = len(values["pp"])
     pipelined, plain = values["pp"] > 1, values["vpp"] == 1
@@ -241,14 +246,18 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
                 again[kind] = np.where(pipelined, several, alone) if member else alone
     share = 1.0 / np.broadcast_to(compute.passes(p, values["recompute"]), (size,))
     embedding, head = (halves(total(terms), 1 / 3) for terms in (EMBEDDING_TERMS, HEAD_TERMS))
-    if p.mtp_layers:
-        like_last = moe if p.model.layer_is_moe[-1] else dense
-        module = (halves(like_last + total(MTP_TERMS), share), embedding, head)
-        head = tuple(  # type: ignore[assignment]
-            one + p.mtp_layers * sum(part[way] for part in module) for way, one in enumerate(head)
-        )
     in_line = np.where(plain, total((pipeline_comm.stage_transfer,)), total((pipeline_comm.overlapped_stage_transfer,)))
     hidden = np.where(plain, 0.0, total((pipeline_comm.overlapped_stage_transfer_hidden,)))
+    apart = (np.zeros(size), np.zeros(size))
+    if p.mtp_layers:
+        n, own_stage = p.mtp_layers, p.splits.mtp_apart[values["split"]]
+        like_last = moe if p.model.layer_is_moe[-1] else dense
+        layers = halves(like_last + total(MTP_TERMS), share)
+        modules = (n * (layers[0] + embedding[0]), n * (layers[1] + embedding[1]))
+        received = n * own_stage * (in_line + hidden) / 2
+        outputs = (head[0] * (1 + n) + received, head[1] * (1 + n) + received)
+        head = (outputs[0] + ~own_stage * modules[0], outputs[1] + ~own_stage * modules[1])
+        apart = (own_stage * modules[0], own_stage * modules[1])
 
     def weights(of: WeightTerms, forward: Any) -> Array:
         launches = total(of.launches) + (total(of.pipelined) * pipelined if member else 0.0)
@@ -262,6 +271,7 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
         halves(moe, share),
         embedding,
         head,
+        apart,
         pipelined * in_line / 2,
         pipelined * hidden / 2,
         again["dense"],
@@ -301,7 +311,10 @@ def pass_times(of: Items, dense: Array, moe: Array, again: tuple[Array, Array] |
     makes all of its gradients with them.
     """
     forward, backward = (
-        dense * of.dense[i] + moe * of.moe[i] + of.transfer + _ends(dense.shape[-1], of.embedding[i], of.head[i])
+        dense * of.dense[i]
+        + moe * of.moe[i]
+        + of.transfer
+        + _ends(dense.shape[-1], of.embedding[i], of.head[i], of.apart[i])
         for i in (0, 1)
     )
     if again is not None:
@@ -313,11 +326,13 @@ def pass_times(of: Items, dense: Array, moe: Array, again: tuple[Array, Array] |
     return Passes(forward, backward - weight, of.delay, weight)
 
 
-def _ends(stages: int, first: float, last: float) -> Array:
-    """``first`` on the first stage, ``last`` on the last, 0 between."""
+def _ends(stages: int, first: float, last: float, before_last: float = 0.0) -> Array:
+    """``first`` on the first stage, ``last`` on the last, ``before_last`` on the one before it, 0 between."""
     extra = np.zeros(stages)
     extra[0] += first
     extra[-1] += last
+    if before_last:
+        extra[-2] += before_last
     return extra
 
 

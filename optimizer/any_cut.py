@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parsolve.config import Config
-from parsolve.evaluation import instance_for, objective_rows, objective_value, violations
+from parsolve.evaluation import instance_of, objective_rows, objective_value, violations
 from parsolve.functions import Array
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
@@ -53,7 +53,7 @@ class AnyCut:
         self.p, self.search = p, search
         self.paths = Paths()
         self.settled: dict[Config, float] = {}
-        """Up to which cost a configuration's cuts are known."""
+        """Up to which cost a configuration's cuts are known, those with its ``mtp_apart``."""
         self.deadline = math.inf
         left = search.clock.left()
         if left is not None:
@@ -140,8 +140,8 @@ class AnyCut:
 
     def _list(self, config: Config, layers: Layers) -> float:
         """Evaluate and list a plan with a legal cut; its cost."""
-        p = instance_for(self.p.problem, layers, self.p.gbs)
         full = replace(config, layers_per_stage=layers)
+        p = instance_of(self.p.problem, full, gbs=self.p.gbs)
         value = objective_value(p, full)
         self.search.list_plan(p, full, value)
         return value
@@ -149,14 +149,14 @@ class AnyCut:
 
 def _is_legal(p: Instance, config: Config, layers: Layers) -> bool:
     """Whether the evaluator finds nothing against a configuration with that cut."""
-    own = instance_for(p.problem, layers, p.gbs)
-    return not violations(own, replace(config, layers_per_stage=layers))
+    full = replace(config, layers_per_stage=layers)
+    return not violations(instance_of(p.problem, full, gbs=p.gbs), full)
 
 
-def _shapes(table: Table) -> tuple[list[tuple[int, int]], Array]:
-    """The (pp, vpp) that occur, and which one each row has."""
-    pairs, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
-    return [(int(pp), int(vpp)) for pp, vpp in pairs.T], at.ravel()
+def _shapes(table: Table) -> Array:
+    """A number for the (pp, vpp) of each row."""
+    _, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
+    return np.asarray(at.ravel())
 
 
 STEPS = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
@@ -187,8 +187,8 @@ class Candidates:
 
     def __init__(self, p: Instance, table: Table, bound: Array, objective: bool = True) -> None:
         self.p, self.table, self.bound = p, table, bound
-        shapes, self.at = _shapes(table)
-        self.linear = forms(p, table.values, shapes, self.at, objective)
+        self.at = _shapes(table)
+        self.linear = forms(p, table.values, objective)
         self.times = items(p, table.values)
         self.beat = np.full(table.size, math.inf)
         self._groups: dict[int, _Group] = {}
@@ -235,7 +235,7 @@ class Open(Candidates):
     """Rows in the order of their bounds, with what a list of plans and what is settled leave to do."""
 
     def __init__(self, p: Instance, best: _List, table: Table, limit: float) -> None:
-        from parsolve.optimizer.ranking import configs_of, without_cut
+        from parsolve.optimizer.ranking import configs_of
 
         bound = objective_rows(p, table.values).bound
         order = np.argsort(bound, kind="stable")
@@ -245,7 +245,7 @@ class Open(Candidates):
         self._aim_all()
         self._drop_impossible()
         table = self.table
-        self.configs = [without_cut(config) for config in configs_of(p, table, range(table.size))]
+        self.configs = [replace(config, layers_per_stage=()) for config in configs_of(p, table, range(table.size))]
         self.order = np.arange(table.size)
         self.by_name: dict[Any, list[int]] = {}
         for i, config in enumerate(self.configs):

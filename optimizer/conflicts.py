@@ -17,7 +17,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.errors import SpecError
-from parsolve.evaluation import Violation, active_limits, active_rules
+from parsolve.evaluation import Violation, active_limits, active_rules, instance_of, objective_value
 from parsolve.functions import Array, Limit, Rule
 from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.any_cut import first_legal_cut
@@ -337,8 +337,47 @@ def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible |
 
 def least_memory(problem: Problem, time_limit: float | None = None) -> float | None:
     """Bytes per GPU that the leanest plan needs on its worst stage when only memory is in the way; None: not proven."""
-    ranking = rank(problem.with_(without=problem.without | {"memory"}, goal=((1.0, "memory"),)), Query(1), time_limit)
-    return ranking.plans[0].key if ranking.complete and ranking.plans else None
+    watch = _Watch.within(time_limit)
+    unlimited = problem.with_(without=problem.without | {"memory"}, goal=((1.0, "memory"),))
+    ranking = rank(unlimited, Query(1), time_limit)
+    if not ranking.complete:
+        return None
+    need = ranking.plans[0].key if ranking.plans else None
+    if not domain_module.takes_any_cut(problem):
+        return need
+    try:
+        return _least_with_any_cut(problem, unlimited, need, watch.deadline)
+    except OutOfTime:
+        return None
+
+
+def _least_with_any_cut(problem: Problem, unlimited: Problem, need: float | None, deadline: float) -> float | None:
+    """The same over all cuts, to a hundredth of a GiB. ``need``: of the leanest cut that can be listed."""
+
+    def leaner(within: Problem) -> float | None:
+        """What some legal plan needs, bytes."""
+        found = _any_cut(within, Spaces(within, objective=False), deadline)
+        return None if found is None else objective_value(instance_of(unlimited, found), found)
+
+    need = leaner(unlimited) if need is None else need
+    if need is None:
+        return None
+    usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
+    enough, too_little = missing_hundredths(need, usable), 0
+    tried = enough - 1  # as a rule no other cut is leaner
+    while tried > too_little:
+        found = leaner(with_usable_memory(problem, usable + tried * HUNDREDTH_GIB))
+        if found is None:
+            too_little = tried
+        else:
+            need, enough = found, missing_hundredths(found, usable)
+        tried = (enough + too_little) // 2
+    return need
+
+
+def missing_hundredths(need: float, usable: float) -> int:
+    """Hundredths of a GiB that are missing, rounded up."""
+    return math.ceil((need * (1 + 1e-9) - usable) / HUNDREDTH_GIB)
 
 
 def _describe(problem: Problem, member: Rule | Limit, need: float | None) -> Violation:
@@ -431,7 +470,7 @@ def _more_memory(problem: Problem, need: float | None, watch: _Watch) -> Relaxat
     if need is None:
         return None
     usable = problem.cluster.gpu.memory_bytes - problem.workload.memory_reserve
-    missing = math.ceil((need * (1 + 1e-9) - usable) / HUNDREDTH_GIB) * HUNDREDTH_GIB
+    missing = missing_hundredths(need, usable) * HUNDREDTH_GIB
     step = _step_time(with_usable_memory(problem, usable + missing), watch)
     if step is None:
         return None

@@ -48,6 +48,8 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     rest, pipeline = others(p, all_forms, size, pp, 0, int(numbers[-1])), all_forms.pipeline
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
+    apart = p.splits.mtp_apart[values["split"]]
+    fits[:, -1] &= ~apart[:, None] | (numbers <= high[-1, :-1].sum())  # no layers beside an output layer on its own
     room = to_beat[:, None] * (1 + SLACK) - rest[:, None] + np.zeros(pp)
     if pipeline is not None:
         ends = fixed(pipeline.units, pp, values["grad_acc"])
@@ -192,6 +194,8 @@ def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
         window = every.window(int(least.min()), int(most.max()))
         cuts = every.only(window)
         fits = (cuts.total >= least) & (cuts.total <= most)
+        if rank == pp - 1:
+            fits &= ~p.splits.mtp_apart[of.values["split"], None] | (cuts.sizes[:, -1] == 0)
         flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank)[window] for m in depths.tolist()])[which]
         there = _kinds_on(p, pp, vpp, rank)
         at_once = np.array([[_most_at_once(Shape(pp, vpp, m), rank)] for m in depths.tolist()])[which]
@@ -317,7 +321,7 @@ def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: in
 def _at_least_of(p: Instance, form: Form, pp: int, low: int, high: int) -> Any:
     """At least what one term costs: its mean over the ranks, or its first or last rank's part."""
     units = form.units
-    mean = units["nothing"] + units["first"] / pp + units["last"] / pp
+    mean = units["nothing"] + (units["first"] + units["last"] + units["before_last"]) / pp
     mean = mean + sum(units[kind] * n / pp for kind, n in kinds(p).items())
     each = cheapest(p, units)
     layers = np.where(each < 0, each * high, each * low)

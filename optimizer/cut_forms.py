@@ -9,7 +9,7 @@ linear functions they are is read off the very trees that the evaluator sums, by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
-from parsolve.functions import STAGE, Array, StageMax
+from parsolve.functions import STAGE, Array, Function, StageMax
 from parsolve.objectives.schedule import Shape, held, shape_of
 from parsolve.objectives.schedule_paths import Path
 from parsolve.objectives.step_time import Items
 from parsolve.problem import Instance
-from parsolve.splits import Probe, moe_layers, saturated
+from parsolve.splits import Probe, held_before_last, moe_layers, saturated
 
 SLACK = 1e-9
 """Relative slack of float comparisons."""
@@ -70,31 +70,46 @@ class Forms:
         return Forms(*(tuple(form.rows(chosen) for form in group) for group in (self.objective, self.limits)))
 
 
-def forms(
-    p: Instance, values: Mapping[str, Array], shapes: Sequence[tuple[int, int]], at: Array, objective: bool = True
-) -> Forms:
-    """Linear forms of the rows ``values``; row i has pipeline shape ``shapes[at[i]]``.
+def forms(p: Instance, values: Mapping[str, Array], objective: bool = True) -> Forms:
+    """Linear forms of the rows ``values``, whose cuts count for no more than whether ``mtp_apart``.
 
     ``objective``: False when only the limits matter.
     """
-    probe = Instance(p.problem, p.gbs, Probe(shapes))
+    apart = p.splits.mtp_apart[values["split"]]
+    shapes, at = np.unique(np.stack((values["pp"], values["vpp"], apart)), axis=1, return_inverse=True)
+    at = at.ravel()
+    probe = Instance(p.problem, p.gbs, Probe(shapes[0], shapes[1], shapes[2].astype(bool)))
     probe.world = p.world
+    in_flight = np.ones(len(at))
+    if apart.any():
+        depth = np.minimum(values["grad_acc"], saturated(values["pp"], values["vpp"]))
+        rows = zip(*(column[apart].tolist() for column in (values["pp"], values["vpp"], depth)), strict=True)
+        in_flight[apart] = [held_before_last(*row) for row in rows]
     here = {**values, "split": at}
+    one_of_each = {"split": np.arange(shapes.shape[1])[:, None], STAGE: np.arange(len(_AT)), "grad_acc": 1}
+    known: dict[Function, Array] = {}
+
+    def once(function: Function) -> Array:
+        if function not in known:
+            known[function] = np.broadcast_to(np.asarray(function(probe, here), dtype=float), (len(at),))
+        return known[function]
 
     def form(weight: float, quantity: StageMax, budget: float = math.inf) -> Form:
-        size = len(at)
-        leaves = [np.broadcast_to(np.asarray(part.leaf(probe, here), dtype=float), (size,)) for part in quantity.parts]
-        units = {}
-        for name, slot in _AT.items():
-            total = np.zeros(size)
-            for part, leaf in zip(quantity.parts, leaves, strict=True):
-                times = part.count(probe, {**here, STAGE: slot}) if part.count else 1.0
-                total = total + part.sign * leaf * times
-            units[name] = total
+        units = {name: np.zeros(len(at)) for name in _AT}
+        for part in quantity.parts:
+            leaf = part.sign * once(part.term)
+            leaf = leaf * once(part.weight) if part.weight else leaf
+            # how often it is paid for one unit of each thing, (shape, thing); under 1F1B at any number of microbatches
+            times = np.broadcast_to(part.count(probe, one_of_each) if part.count else 1.0, (shapes.shape[1], len(_AT)))
+            for name, slot in _AT.items():
+                if times[:, slot].any():
+                    units[name] += leaf * times[at, slot]
         nothing = units["nothing"]
         units = {name: total if name == "nothing" else total - nothing for name, total in units.items()}
         for kind in ("dense", "moe"):  # of a concrete cut the same layers
             units[kind] = units[kind] + units.pop(f"{kind}_hiding")
+        modules = units.pop("mtp") + in_flight * units.pop("mtp_in_flight")
+        units["last"], units["before_last"] = units["last"] + ~apart * modules, apart * modules
         return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
 
     return Forms(
@@ -166,11 +181,17 @@ def moments(shape: Shape, rank: int) -> Array:
 
 
 def fixed(units: Mapping[str, Any], pp: int, microbatches: Any) -> Array:
-    """(…, rank) what a form costs without layers: the embedding on the first rank, the output layer on the last."""
-    nothing, first, last = (np.asarray(units[name])[..., None] for name in ("nothing", "first", "last"))
+    """(…, rank) what a form costs without layers: the embedding on the first rank, the output layer on the last.
+
+    Prediction modules are on the last, or on the one before it.
+    """
+    nothing, first, last, before_last = (
+        np.asarray(units[name])[..., None] for name in ("nothing", "first", "last", "before_last")
+    )
     in_flight = np.asarray(units["embedding_in_flight"] * np.minimum(microbatches, pp))[..., None]
     ranks = np.arange(pp)
-    return np.asarray(nothing + (first + in_flight) * (ranks == 0) + last * (ranks == pp - 1))
+    ends = (first + in_flight) * (ranks == 0) + last * (ranks == pp - 1) + before_last * (ranks == pp - 2)
+    return np.asarray(nothing + ends)
 
 
 def rank_values(units: Mapping[str, Any], of: Contents, shape: Shape) -> Array:
@@ -208,9 +229,12 @@ def is_legal(row: Row, of: Contents) -> Array:
 
 
 def without_layers(path: Path, of: Items) -> Any:
-    """What a path takes without the layers on it, s: transfers, embedding, output layer; arrays broadcast."""
+    """What a path takes without the layers on it, s: transfers, embedding, output layer, prediction modules.
+
+    Arrays broadcast.
+    """
     total = path.transfers * of.delay + of.transfer * (path.forward.sum(axis=-1) + path.backward.sum(axis=-1))
-    for stage, (there, back) in ((0, of.embedding), (-1, of.head)):
+    for stage, (there, back) in ((0, of.embedding), (-1, of.head), (-2, of.apart)):
         total = total + path.forward[..., stage] * there + path.backward[..., stage] * back
     return total
 

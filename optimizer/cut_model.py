@@ -39,7 +39,9 @@ class CutModel:
         self.pipeline: Any = None
         constant = 0.0
         for form, units in row.objective:
-            if form.name != PIPELINE and not any(units[name] for name in ("dense", "moe", "first", "last")):
+            if form.name != PIPELINE and not any(
+                units[name] for name in ("dense", "moe", "first", "last", "before_last")
+            ):
                 value = form.weight * units["nothing"]
                 constant += max(0.0, value) if form.at_least_zero else value
                 continue

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from parsolve.constraints.multi_token import may_be_apart
 from parsolve.constraints.pipeline import LAYOUT_SINCE, WITHOUT_BLOCK
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
@@ -111,7 +112,10 @@ def takes_any_cut(problem: Problem) -> bool:
 def split_list(problem: Problem, pp: tuple[int, ...], vpp: tuple[int, ...], any_cut: bool = False) -> Splits:
     """The layer cuts on offer for these pipeline shapes: those that can be listed, or with ``any_cut`` all at once."""
     workload = problem.workload
-    return _split_list(problem.model.layer_is_moe, workload.framework, workload.schedule, pp, vpp, any_cut)
+    cuts = "free" if any_cut else "listed"
+    if any_cut and may_be_apart(problem):
+        cuts = "free, modules apart as well"
+    return _split_list(problem.model.layer_is_moe, workload.framework, workload.schedule, pp, vpp, cuts)
 
 
 @lru_cache(maxsize=64)
@@ -121,17 +125,18 @@ def _split_list(
     schedule: str,
     pp: tuple[int, ...],
     vpp: tuple[int, ...],
-    any_cut: bool,
+    cuts: str,
 ) -> Splits:
     layers = len(layer_is_moe)
     shapes = [(a, b) for a in pp for b in vpp if a * b <= layers + 2 and (b == 1 or a > 1)]
-    if any_cut:
+    if cuts != "listed":
         whole = balanced(layers, 1, 1)
         alone = [Split(whole, classify(whole, layers))] if (1, 1) in shapes else []
-        return Splits(layer_is_moe, [*alone, *(free(*s) for s in shapes if s[0] > 1 and free_shape(layers, *s))])
+        several = [shape for shape in shapes if shape[0] > 1 and free_shape(layers, *shape)]
+        apart = [shape for shape in several if shape[0] > 2] if cuts != "free" else []
+        return Splits(layer_is_moe, [*alone, *(free(*s) for s in several), *(free(*s, mtp_apart=True) for s in apart)])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
-    cuts: list[Split] = enumerate_splits(layers, shapes, uneven, schedule)
-    return Splits(layer_is_moe, cuts, schedule=schedule)
+    return Splits(layer_is_moe, enumerate_splits(layers, shapes, uneven, schedule), schedule=schedule)
 
 
 def with_recomputation(splits: Splits, chosen: Array, recomputed: Array) -> tuple[Splits, Array]:

@@ -22,6 +22,8 @@ SLACK = 1e-9
 SHAPE = {"pp": "pp", "vpp": "vpp", "recompute_layers": "recomputed"}
 """Axes that a cut implies, and what ``Splits`` calls them."""
 LATE = ("split", "recompute_layers")
+AT_ONCE = 512
+"""Partial assignments whose bounds are computed at once."""
 EXPANSION = 8
 """A join may grow to this many times the row cap before bounds cut it down again."""
 
@@ -78,10 +80,10 @@ class _Bound:
             self.known[axes] = values, codes, np.where(self.signs > 0, least, most)
         return self.known[axes]
 
-    def _counts(self, table: Table, at_depth: Array) -> tuple[Array, Array | None]:
-        """Counts for each partial assignment, and where no cut has its shape."""
+    def _counts(self, table: Table) -> tuple[Array, Array, Array | None]:
+        """Counts (depth, number, slot, group), each partial assignment's number, and where no cut has its shape."""
         if "split" in table.values:
-            return self.by_split[at_depth, np.searchsorted(self.splits, table.values["split"])], None
+            return self.by_split, np.searchsorted(self.splits, table.values["split"]), None
         axes = tuple(axis for axis in self.shape if axis in table.values)
         values, codes, counts = self._least(axes)
         code = np.zeros(table.size, dtype=np.int64)
@@ -92,7 +94,7 @@ class _Bound:
             code = code * len(of) + at
         at = np.minimum(np.searchsorted(codes, code), len(codes) - 1)
         missing |= codes[at] != code
-        return counts[at_depth, at], missing
+        return counts, at, missing
 
     def of(self, table: Table, rows: dict[int, Array]) -> Array:
         """Lower bound for each partial assignment; infinite where no cut has its pipeline size."""
@@ -107,8 +109,11 @@ class _Bound:
         at_depth: Array = np.zeros(size, dtype=np.int64)
         if self.depth_matters and "grad_acc" in table.values:
             at_depth = np.searchsorted(self.depths, table.values["grad_acc"])
-        counts, missing = self._counts(table, at_depth)
-        worst: Array = np.einsum("nrg,ng->nr", counts, leaves).max(axis=1)
+        counts, at, missing = self._counts(table)
+        worst = np.empty(size)
+        for start in range(0, size, AT_ONCE):  # small enough for the processor's cache
+            here = slice(start, start + AT_ONCE)
+            worst[here] = np.einsum("nrg,ng->nr", counts[at_depth[here], at[here]], leaves[here]).max(axis=1)
         if self.quantity.at_least_zero:
             worst = np.maximum(worst, 0.0)
         if missing is not None:

@@ -93,6 +93,7 @@ def _all_costs(
     p: Instance, all_forms: Forms, times: Items, values: Mapping[str, Array], paths: Paths
 ) -> Iterator[tuple[Shape, Array, Array, Array]]:
     """For each schedule its rows, its likely cuts, and (row, cut) what each costs by the known paths; inf: illegal."""
+    apart = p.splits.mtp_apart[values["split"]]
     schedules = np.stack([values[axis] for axis in ("pp", "vpp", "grad_acc")])
     kinds, which = np.unique(schedules, axis=1, return_inverse=True)
     for i, (pp, vpp, grad_acc) in enumerate(kinds.T.tolist()):
@@ -104,7 +105,8 @@ def _all_costs(
         of = Contents.of(cuts, p.model.layer_is_moe, pp)
         outside, dense, moe = on_path(paths.of(many.shape), times.rows((rows, None, None)))
         lengths = outside + of.dense @ dense.swapaxes(1, 2) + of.moe @ moe.swapaxes(1, 2)
-        yield many.shape, rows, cuts, np.where(is_legal(many, of), cost_at(many, of, lengths.max(axis=2)), np.inf)
+        legal = is_legal(many, of) & (~apart[rows, None] | (cuts[:, -1] == 0))
+        yield many.shape, rows, cuts, np.where(legal, cost_at(many, of, lengths.max(axis=2)), np.inf)
 
 
 def _along_their_paths(

@@ -122,6 +122,7 @@ def configs_of(p: Instance, table: Table, rows: Iterable[int]) -> list[Config]:
             recompute=Recompute(int(table.values["recompute"][i])),
             recompute_layers=int(table.values["recompute_layers"][i]),
             layers_per_stage=p.splits.cuts[int(table.values["split"][i])].layers,
+            mtp_apart=p.splits.cuts[int(table.values["split"][i])].mtp_apart,
             sequence_parallel=bool(p.sequence_parallel and table.values["tp"][i] > 1),
         )
         for i in rows
@@ -139,10 +140,11 @@ def within_limits(p: Instance, table: Table) -> Array:
 def without_cut(config: Config) -> Config:
     """The configuration's choices but for the cut: a plan is listed once, with its best cut.
 
-    Likewise with its best number of recomputed layers: recompute=block is recompute=none with more than 0 of them.
+    The stage of the prediction modules belongs to the cut. Likewise a plan is listed with its best number of recomputed
+    layers: recompute=block is recompute=none with more than 0 of them.
     """
     kind = Recompute.NONE if config.recompute == Recompute.BLOCK else config.recompute
-    return replace(config, layers_per_stage=(), recompute=kind, recompute_layers=0)
+    return replace(config, layers_per_stage=(), recompute=kind, recompute_layers=0, mtp_apart=False)
 
 
 def solves_any_cut(problem: Problem) -> bool:
@@ -431,7 +433,7 @@ class _Search:
         """Put the seeds of this batch size on the list."""
         for config in self.seeds:
             inside = all(value in domains[axis] for axis, value in config.axes().items())
-            listed = (config.layers_per_stage, 0) in p.splits.index
+            listed = (config.layers_per_stage, 0, config.mtp_apart) in p.splits.index
             if config.gbs == p.gbs and inside and (listed or (self.any_cut and not config.recompute_layers)):
                 own = p if config.cut in p.splits.index else instance_of(self.problem, config)
                 if not violations(own, config):

@@ -251,7 +251,7 @@ def _plans(problem: Problem, ranking: Ranking) -> tuple[Plan, ...]:
 
     Instances are shared between plans with the same cut.
     """
-    instances: dict[tuple[tuple[Layers, int], int], Instance] = {}
+    instances: dict[tuple[tuple[Layers, int, bool], int], Instance] = {}
     plans: list[Plan] = []
     least = min((ranked.key for ranked in ranking.plans), default=1.0)
     for position, ranked in enumerate(ranking.plans, 1):

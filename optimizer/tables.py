@@ -295,11 +295,12 @@ class Leaves:
         KeyError: no table has the axes of a part.
         """
         groups: dict[tuple[int, Count | None, int], Group] = {}
+        columns: dict[tuple[Function, int], Array] = {}
         for part in quantity.parts:
             index = self.fits(part.axes)
             if index is None:
                 raise KeyError(part.axes)
-            cost = weight * self.of(part, self.tables[index])
+            cost = weight * self._leaf(part, index, columns)
             key = (index, part.count, part.sign)
             if key in groups:
                 groups[key].cost = groups[key].cost + cost
@@ -308,16 +309,22 @@ class Leaves:
         live = [group for group in groups.values() if group.cost.any()]
         return Quantity(quantity.name, live, quantity.at_least_zero, budget)
 
-    def of(self, part: Part, table: Table) -> Array:
-        """A cost per row, finite and not negative.
+    def _leaf(self, part: Part, index: int, columns: dict[tuple[Function, int], Array]) -> Array:
+        """A cost per row, finite and not negative. ``columns``: of functions on tables that several parts have.
 
         Raises
         ------
         SpecError: it is not.
         """
-        cost = self._function(part.term, table)
+
+        def column(function: Function) -> Array:
+            if (function, index) not in columns:
+                columns[function, index] = self._function(function, self.tables[index])
+            return columns[function, index]
+
+        cost = column(part.term)
         if part.weight is not None:
-            cost = cost * self._function(part.weight, table)
+            cost = cost * column(part.weight)
         if not (np.isfinite(cost).all() and (cost >= 0).all()):
             raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
         return cost

@@ -115,8 +115,8 @@ def assumptions(problem: Problem) -> tuple[str, ...]:
     ]
     if problem.mtp_layers:
         lines.append(
-            f"{problem.mtp_layers} multi-token-prediction module(s) are trained, beside the output layer on the last "
-            "stage; model FLOPs count them"
+            f"{problem.mtp_layers} multi-token-prediction module(s) are trained, beside the output layer unless a plan "
+            "says mtp_apart; model FLOPs count them"
         )
     elif model.mtp_layers:
         lines.append(f"the {model.mtp_layers} multi-token-prediction module(s) are not trained")

@@ -16,6 +16,7 @@ class Config:
     """All axes of one plan. ``gbs`` and ``microbatches`` follow from them; the order of fields breaks ties.
 
     ``recompute_layers``: layers at the start of every chunk that are recomputed under recompute=block, else 0.
+    ``mtp_apart``: multi-token-prediction modules are on the stage before the output layer's, not beside it.
 
     Ties in step time are broken by the smaller value of the first field that differs, in the order below: simpler
     plans (less tensor, pipeline, context parallelism, less recomputation) come first.
@@ -36,11 +37,17 @@ class Config:
     layers_per_stage: Layers
     sequence_parallel: bool
     recompute_layers: int = 0
+    mtp_apart: bool = False
 
     @property
-    def cut(self) -> tuple[Layers, int]:
-        """The layer cut and how many layers of each chunk are recomputed: what ``Splits.index`` knows it by."""
-        return self.layers_per_stage, self.recompute_layers
+    def cut(self) -> tuple[Layers, int, bool]:
+        """What ``Splits.index`` knows a cut by: layers, how many of each chunk are recomputed, ``mtp_apart``."""
+        return self.layers_per_stage, self.recompute_layers, self.mtp_apart
+
+    @property
+    def mtp_rank(self) -> int:
+        """The pipeline rank that has the prediction modules, where there are any."""
+        return self.pp - 1 - self.mtp_apart
 
     @property
     def gbs(self) -> int:
@@ -65,6 +72,7 @@ class Config:
             "recompute_layers": self.recompute_layers,
             "sequence_parallel": self.sequence_parallel,
             "layers_per_stage": [list(rank) for rank in self.layers_per_stage],
+            "mtp_apart": self.mtp_apart,
         }
 
     @staticmethod
@@ -77,6 +85,7 @@ class Config:
             recompute_layers=int(data.get("recompute_layers", 0)),
             sequence_parallel=bool(data["sequence_parallel"]),
             layers_per_stage=tuple(tuple(int(n) for n in rank) for rank in data["layers_per_stage"]),
+            mtp_apart=bool(data.get("mtp_apart", False)),
         )
 
     def layers_text(self, schedule: str = "1f1b") -> str:

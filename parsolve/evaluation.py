@@ -97,17 +97,23 @@ def active_limits(problem: Problem) -> tuple[Limit, ...]:
 
 
 def instance_for(
-    problem: Problem, layers: Layers, gbs: int, every_rank: bool = False, recompute_layers: int = 0
+    problem: Problem,
+    layers: Layers,
+    gbs: int,
+    every_rank: bool = False,
+    recompute_layers: int = 0,
+    mtp_apart: bool = False,
 ) -> Instance:
     """The instance at one batch size that knows a single cut; see ``Splits`` for ``every_rank``."""
     schedule = problem.workload.schedule
-    cut = Split(layers, classify(layers, problem.model.num_layers, schedule), recompute_layers)
+    cut = Split(layers, classify(layers, problem.model.num_layers, schedule), recompute_layers, mtp_apart)
     return problem.instance(gbs, Splits(problem.model.layer_is_moe, [cut], every_rank, schedule))
 
 
 def instance_of(problem: Problem, config: Config, every_rank: bool = False, gbs: int | None = None) -> Instance:
     """The instance that knows the cut of one configuration, at its batch size unless another is given."""
-    return instance_for(problem, config.layers_per_stage, gbs or config.gbs, every_rank, config.recompute_layers)
+    layers, recomputed, mtp_apart = config.cut
+    return instance_for(problem, layers, gbs or config.gbs, every_rank, recomputed, mtp_apart)
 
 
 def axis_values(p: Instance, config: Config) -> dict[str, int]:

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from parsolve.constraints.multi_token import APART_SINCE
 from parsolve.errors import SpecError
 from parsolve.evaluation import Violation
 from parsolve.from_megatron_model import MODEL_OPTIONS, read_model
@@ -63,8 +64,6 @@ OTHER_LAYERS = re.compile(
 """State-space, per-layer, encoder and linear-attention models: a count by their --num-layers would be wrong."""
 OPTIMIZERS = ("adam", "sgd")
 LAYOUT = "--pipeline-model-parallel-layout"
-OWN_STAGE_SINCE = (0, 16)
-"""First version in which multi-token prediction may have a stage apart from the output layer."""
 CLOSE = 0.9
 """Likeness (difflib's ratio) from which an unknown option is taken for a slip of a known one."""
 
@@ -125,7 +124,7 @@ def read_megatron(source: str, cluster: Cluster, model: Model | None, version: t
     config |= _recompute(command, shape, _fullest(config, shape.num_layers), notes)
     layout = command.text(LAYOUT)
     if layout is not None:
-        _check_modules(layout, modules, version, notes)
+        config["mtp_apart"] = _modules_apart(layout, modules, pp, version, notes)
     precision = _precision(command, notes)
     fields = {
         "seq_len": seq_len,
@@ -382,11 +381,10 @@ def _layout_stages(text: str) -> list[str]:
     return flat.split("|")
 
 
-def _check_modules(text: str, modules: int, version: tuple[int, ...], notes: list[str]) -> None:
-    """The prediction modules of a layout: as many as trained, on one stage, behind all layers.
+def _modules_apart(text: str, modules: int, pp: int, version: tuple[int, ...], notes: list[str]) -> bool:
+    """Whether the prediction modules of a layout are on the stage before the output layer's, not beside it.
 
-    That stage is the output layer's up to 0.15.
-
+    They must be as many as are trained, on one stage, behind all layers.
     Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
     """
     stages = _layout_stages(text)
@@ -398,13 +396,17 @@ def _check_modules(text: str, modules: int, version: tuple[int, ...], notes: lis
         raise SpecError("has m on several stages: all must be on one", LAYOUT)
     if modules and "t" in "".join(stages).partition("m")[2]:
         raise SpecError("has layers (t) behind multi-token prediction (m)", LAYOUT)
-    if modules and found[0] != len(stages) - 1:
-        if version < OWN_STAGE_SINCE:
-            raise SpecError("has m apart from L, which Megatron-LM takes from 0.16 on", LAYOUT)
-        notes.append(
-            f"the layout has multi-token prediction on stage {found[0] + 1} of {len(stages)}, apart from the output "
-            "layer; the estimate has it beside it, on the last"
-        )
+    if not modules or found[0] == len(stages) - 1:
+        return False
+    if version < APART_SINCE:
+        raise SpecError("has m apart from L, which Megatron-LM takes from 0.16 on", LAYOUT)
+    if found[0] == len(stages) - 2 and pp > 2:
+        return True
+    notes.append(
+        f"the layout has multi-token prediction on stage {found[0] + 1} of {len(stages)}; the estimate has it on the "
+        "last, beside the output layer"
+    )
+    return False
 
 
 def _environment_faults(command: Command, cluster: Cluster, config: dict[str, Any]) -> list[Violation]:

@@ -11,7 +11,7 @@ from typing import Any
 from parsolve.config import Config
 from parsolve.errors import SpecError
 from parsolve.problem import Problem
-from parsolve.restrictions import axis_name, axis_value
+from parsolve.restrictions import axis_name, axis_value, truth
 from parsolve.specs import Recompute
 from parsolve.splits import Layers, balanced, from_model_order, model_order
 
@@ -33,9 +33,10 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
     data = _as_mapping(source)
     where = "--config"
     layers_given = data.pop("layers_per_stage", None)
+    mtp_apart = truth("mtp_apart", data.pop("mtp_apart", False), where)
     values: dict[str, int] = {}
     for raw, value in data.items():
-        axis = axis_name(str(raw), where)
+        axis = axis_name(str(raw), where, ("layers_per_stage", "mtp_apart"))
         number = axis_value(axis, value, where)
         if values.setdefault(axis, number) != number:
             raise SpecError(f"{axis} is given twice with different values", where)
@@ -57,6 +58,8 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
             "more, and only block takes it",
             f"{where}: recompute_layers",
         )
+    if mtp_apart and pp < 3:
+        raise SpecError(f"needs pp of 3 or more, not {pp}: on the first rank it cannot be", f"{where}: mtp_apart")
     layers, vpp, cut_known = _layers(layers_given, problem, pp, vpp, "vpp" in values, where)
     config = Config(
         tp=tp,
@@ -74,6 +77,7 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
         layers_per_stage=layers,
         sequence_parallel=sequence_parallel and tp > 1,
         recompute_layers=again,
+        mtp_apart=mtp_apart,
     )
     return config, cut_known
 

@@ -18,12 +18,12 @@ LIMITS = {"zero": (0, 3), "recompute_layers": (0, 10**9)}
 _SYNONYMS = {"microbatches": "grad_acc", "gradient_accumulation": "grad_acc"}
 
 
-def axis_name(name: str, where: str) -> str:
-    """The canonical axis name, or an error with near misses."""
+def axis_name(name: str, where: str, others: Iterable[str] = ()) -> str:
+    """The canonical axis name, or an error with near misses, also of what ``others`` may be written there."""
     key = name.strip().lower().replace("-", "_")
     key = _SYNONYMS.get(key, key)
     if key not in PINNABLE:
-        raise UnknownNameError("axis", name.strip(), (*PINNABLE, *_SYNONYMS), where)
+        raise UnknownNameError("axis", name.strip(), (*PINNABLE, *_SYNONYMS, *others), where)
     return key
 
 
@@ -38,10 +38,7 @@ def axis_value(axis: str, value: Any, where: str) -> int:
             raise UnknownNameError("recompute mode", value, names, where)
         return names[text]
     if axis == "sequence_parallel":
-        truth = {"true": 1, "on": 1, "yes": 1, "1": 1, "false": 0, "off": 0, "no": 0, "0": 0}
-        if text not in truth:
-            raise UnknownNameError("sequence_parallel value", value, truth, where)
-        return truth[text]
+        return int(truth(axis, value, where))
     try:
         if isinstance(value, (bool, float)):
             raise ValueError
@@ -52,6 +49,15 @@ def axis_value(axis: str, value: Any, where: str) -> int:
     if not lowest <= number <= highest:
         raise SpecError(f"{axis}={value} is out of range; {lowest} to {highest:,}", where)
     return number
+
+
+def truth(name: str, value: Any, where: str) -> bool:
+    """True or false, as written."""
+    words = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+    text = str(value).strip().lower()
+    if text not in words:
+        raise UnknownNameError(f"{name} value", value, words, where)
+    return words[text]
 
 
 def _values(axis: str, value: Any, where: str) -> list[int]:

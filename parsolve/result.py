@@ -54,7 +54,7 @@ class Plan:
     def _stages_json(self) -> list[dict[str, Any]]:
         """A row a pipeline rank: its chunks' layer counts and its memory by part, bytes.
 
-        Prediction modules that are trained are named on the last.
+        Prediction modules that are trained are named on the rank that has them.
         """
         limit, cut = self.estimate.memory_bytes["limit"], self.config.layers_per_stage
         rows: list[dict[str, Any]] = [
@@ -67,7 +67,7 @@ class Plan:
             for stage in self.stages
         ]
         if self.problem.mtp_layers:
-            rows[-1]["mtp_layers"] = self.problem.mtp_layers
+            rows[self.config.mtp_rank]["mtp_layers"] = self.problem.mtp_layers
         return rows
 
     def launch(self, launcher: str) -> Any:

@@ -98,9 +98,10 @@ CONFIG = _object(
         "sequence_parallel": FLAG,
         "layers_per_stage": _list(_list({"type": "integer", "minimum": 0})),
     },
-    {"recompute_layers": {"type": "integer", "minimum": 0}},
+    {"recompute_layers": {"type": "integer", "minimum": 0}, "mtp_apart": FLAG},
     about="One configuration. layers_per_stage: per pipeline rank the layer counts of its vpp chunks. "
-    "recompute_layers: under recompute block the first so many layers of every chunk are recomputed, else 0.",
+    "recompute_layers: under recompute block the first so many layers of every chunk are recomputed, else 0. "
+    "mtp_apart: multi-token-prediction modules are on the stage before the output layer's.",
 )
 ESTIMATE = _object(
     {

@@ -32,11 +32,14 @@ class Split(NamedTuple):
     ``kind``: ``even``; ``embedding``, ``loss``, ``embedding+loss`` (counted as a layer); ``first-last`` (own counts for
     the first and last rank); ``layout`` (any other); ``free``: stands for every cut of its shape, ``layers`` is
     meaningless. ``recomputed``: the first so many layers of every chunk are recomputed (recompute=block).
+    ``mtp_apart``: prediction modules are on the stage before the output layer's, and no layers on the output layer's;
+    else they are beside it. Only a layout can say so.
     """
 
     layers: Layers
     kind: str
     recomputed: int = 0
+    mtp_apart: bool = False
 
     @property
     def pp(self) -> int:
@@ -259,9 +262,9 @@ def free_shape(num_layers: int, pp: int, vpp: int) -> bool:
 FREE = "free"
 
 
-def free(pp: int, vpp: int) -> Split:
+def free(pp: int, vpp: int, mtp_apart: bool = False) -> Split:
     """All free cuts of one shape."""
-    return Split(((0,) * vpp,) * pp, FREE)
+    return Split(((0,) * vpp,) * pp, FREE, mtp_apart=mtp_apart)
 
 
 FEATURES = (
@@ -269,6 +272,7 @@ FEATURES = (
     "moe",
     "first",
     "last",
+    "mtp",
     "dense_ahead",
     "moe_ahead",
     "embedding_ahead",
@@ -278,11 +282,13 @@ FEATURES = (
     "dense_hiding",
     "moe_hiding",
 )
-"""What a slot holds: layers of the rank; 1 on the first and last rank; layers in the first chunks of all earlier ranks,
-the embedding and the stage boundaries before it; 1 where the largest layer is dense or MoE; layers again, for what
-counts against a cost: never fewer than some rank of a free cut has, where the others are never more."""
-IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight")
-"""Layers times the microbatches whose activations are held for them, at the rank's worst moment."""
+"""What a slot holds: layers of the rank; 1 on the first and last rank, and on that with the prediction modules; layers
+in the first chunks of all earlier ranks, the embedding and the stage boundaries before it; 1 where the largest layer is
+dense or MoE; layers again, for what counts against a cost: never fewer than some rank of a free cut has, where the
+others are never more."""
+IN_FLIGHT = ("dense_in_flight", "moe_in_flight", "embedding_in_flight", "mtp_in_flight")
+"""Layers (the embedding, prediction modules) times the microbatches whose activations are held for them, at the rank's
+worst moment for each of them."""
 WAITING = ("dense_waiting", "moe_waiting", "head_waiting")
 """The same for microbatches between their input and their weight gradients, where a schedule splits them."""
 RECOMPUTED = (
@@ -319,12 +325,18 @@ class Splits:
         self.layer_is_moe, self.cuts, self.schedule = tuple(layer_is_moe), tuple(cuts), schedule
         every_rank = every_rank or schedule in SPLIT_BACKWARD
         self._phases = 2 if schedule in FOLDED else 1
-        self.index = {(cut.layers, cut.recomputed): i for i, cut in enumerate(self.cuts) if cut.kind != FREE}
+        self.index = {
+            (cut.layers, cut.recomputed, cut.mtp_apart): i for i, cut in enumerate(self.cuts) if cut.kind != FREE
+        }
         self.recomputed = np.array([cut.recomputed for cut in self.cuts], dtype=np.int64)
         self.with_recomputation = bool(self.recomputed.any())
-        number: dict[tuple[Layers, str], int] = {}
-        self._base = np.array([number.setdefault((cut.layers, cut.kind), len(number)) for cut in self.cuts], np.int64)
-        bases = [Split(*name) for name in number]
+        self.mtp_apart = np.array([cut.mtp_apart for cut in self.cuts], dtype=bool)
+        self.empty_last = np.array([cut.kind == FREE or cut.layers[-1][-1] == 0 for cut in self.cuts], dtype=bool)
+        number: dict[Split, int] = {}
+        self._base = np.array(
+            [number.setdefault(cut._replace(recomputed=0), len(number)) for cut in self.cuts], np.int64
+        )
+        bases = list(number)
         partly = set(self._base[self.recomputed > 0].tolist())
         stages = [_stages(cut, self.layer_is_moe, i in partly, schedule) for i, cut in enumerate(bases)]
         self._contents = [(dense, moe) for dense, moe, _ in stages]
@@ -333,7 +345,7 @@ class Splits:
         rows = [
             _relaxed_rows(cut, self.layer_is_moe)
             if cut.kind == FREE
-            else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks, schedule)
+            else _rows(dense, moe, list(range(cut.pp)) if every_rank else ranks, schedule, cut.mtp_apart)
             for cut, (dense, moe, ranks) in zip(bases, stages, strict=True)
         ]
         rows = [[row for row in slots for _ in range(self._phases)] for slots in rows]
@@ -412,6 +424,8 @@ class Splits:
         kept = name in KEPT_IN_FLIGHT
         if kept and not self.with_recomputation:
             return np.zeros(np.broadcast_shapes(np.shape(split), np.shape(stage), np.shape(grad_acc)))
+        if name == "mtp_in_flight":
+            return self.features["mtp"][split, stage] * self._mtp_microbatches(split, grad_acc)
         if self._split:
             return self._split_in_flight(name, split, stage, grad_acc)
         if name == "embedding_in_flight":
@@ -429,6 +443,18 @@ class Splits:
         place = np.zeros(cut.shape, np.int64)
         place[here] = which.ravel()
         return np.where(here, worst[place, slot], result)
+
+    def _mtp_microbatches(self, split: Any, grad_acc: Any) -> Any:
+        """Microbatches in flight on the stage with the prediction modules: one beside the output layer."""
+        cut, m = np.broadcast_arrays(split, grad_acc)
+        found = np.ones(cut.shape, dtype=np.int64)
+        apart = self.mtp_apart[cut]
+        if apart.any():
+            here = cut[apart]
+            depth = np.minimum(m[apart], saturated(self.pp[here], self.vpp[here]))
+            known, which = np.unique(np.stack((self.pp[here], self.vpp[here], depth)), axis=1, return_inverse=True)
+            found[apart] = np.array([held_before_last(*one) for one in known.T.tolist()])[which.ravel()]
+        return found
 
     @cached_property
     def _first_alike(self) -> Array:
@@ -527,6 +553,14 @@ class Splits:
         return ["|".join(map(str, model_order(cut.layers, self.schedule))) for cut in self.cuts]
 
 
+@lru_cache(maxsize=1024)
+def held_before_last(pp: int, vpp: int, microbatches: int) -> int:
+    """Microbatches in flight on the stage before the last, at most."""
+    from parsolve.objectives.schedule import Shape, held
+
+    return int(held(Shape(pp, vpp, microbatches), pp - 2)[:, -1].max())
+
+
 def saturated(pp: Any, vpp: Any) -> Any:
     """A number of microbatches from which on no rank holds more: pp in plain 1F1B, a few groups when interleaved."""
     return np.where(vpp == 1, pp, 3 * pp)
@@ -613,6 +647,8 @@ def _stages(
     contents = np.concatenate((dense, moe), axis=1)
     if in_order and any(layer_is_moe) and not all(layer_is_moe):
         contents = np.concatenate((contents, _patterns(counts, layer_is_moe)), axis=1)
+    if cut.mtp_apart:
+        contents = np.concatenate((contents, np.arange(cut.pp)[:, None] == cut.pp - 2), axis=1)
     changes = [0, *(np.flatnonzero((contents[1:] != contents[:-1]).any(axis=1)) + 1).tolist(), len(contents)]
     edges = {0, len(contents) - 1}
     if len(contents) > 2:
@@ -622,9 +658,10 @@ def _stages(
     return dense, moe, sorted(edges)
 
 
-def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str) -> list[dict[str, float]]:
+def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str, mtp_apart: bool) -> list[dict[str, float]]:
     """What each representative rank of a cut holds."""
     last = ranks_in_model_order(len(dense), dense.shape[1], schedule)[-1]
+    with_modules = len(dense) - 2 if mtp_apart else last
     shares = np.diff([-1, *ranks]) / len(dense)
     dense_ahead, moe_ahead = ((np.cumsum(layers[:, 0]) - layers[:, 0]).tolist() for layers in (dense, moe))
     of_dense, of_moe = (layers.sum(axis=1).tolist() for layers in (dense, moe))
@@ -636,6 +673,7 @@ def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str) -> list[dic
             "moe": of_moe[rank],
             "first": rank == 0,
             "last": rank == last,
+            "mtp": rank == with_modules,
             "dense_ahead": dense_ahead[rank],
             "moe_ahead": moe_ahead[rank],
             "embedding_ahead": rank > 0,
@@ -649,7 +687,8 @@ def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str) -> list[dic
     ]
 
 
-def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, float]]:
+@lru_cache(maxsize=1024)
+def _relaxed_rows(cut: Split, layer_is_moe: tuple[bool, ...]) -> list[dict[str, float]]:
     """Four slots of which each holds no more than some rank of any free cut: mean, last, second, fullest."""
     pp, vpp, layers, moe = cut.pp, cut.vpp, len(layer_is_moe), sum(layer_is_moe)
     low, high = bounds(layers, pp, vpp)
@@ -658,6 +697,12 @@ def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, fl
     ends, middle = (vpp - 1) * least, vpp * least
     kind = "moe" if moe == layers else "dense"
     alike = moe in (0, layers)
+    on_last = int(high[-1, :-1].sum()) if cut.mtp_apart else layers
+
+    def fullest_of(n: int) -> int:
+        """Layers of so many on some rank, whatever the last one holds of them."""
+        return max(-(-n // pp), -(-(n - on_last) // (pp - 1)))
+
     mean = {
         "rank": pp - 1,
         "weight": 1.0,
@@ -667,10 +712,12 @@ def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, fl
         "moe_hiding": moe / pp,
         "first": 1 / pp,
         "last": 1 / pp,
+        "mtp": 1 / pp,
         "embedding_ahead": (pp - 1) / pp,
         "hops_ahead": (pp - 1) / 2,
     }
     last = {"rank": pp - 1, "weight": 0.0, "last": 1, "embedding_ahead": 1, "hops_ahead": pp - 1, **hiding}
+    last["mtp"] = not cut.mtp_apart
     second = {"rank": 1, "weight": 0.0, "embedding_ahead": pp > 2, "hops_ahead": pp > 2, **hiding}
     fullest = {"rank": pp - 1, "weight": 0.0, **hiding}
     if vpp == 1:
@@ -680,15 +727,15 @@ def _relaxed_rows(cut: Split, layer_is_moe: Sequence[bool]) -> list[dict[str, fl
         mean |= {f"holds_{kind}": max(0, pp - 2) / pp, ahead: least * sum(range(pp - 1)) / pp}
         last |= {kind: ends, f"holds_{kind}": ends > 0, ahead: layers - ends if vpp == 1 else least * (pp - 2)}
         second |= {kind: middle, f"holds_{kind}": 1} if pp > 2 else {}
-        fullest |= {kind: -(-layers // pp), f"holds_{kind}": 1}
+        fullest |= {kind: fullest_of(layers), f"holds_{kind}": 1}
     else:
         experts = max(0, middle - (layers - moe)) if pp > 2 else 0
         second |= {"moe": experts, "holds_moe": experts > 0}
-        fullest |= {"moe": -(-moe // pp), "holds_moe": 1}
+        fullest |= {"moe": fullest_of(moe), "holds_moe": 1}
     return [mean, last, second, fullest]
 
 
-def _relaxed_in_flight(name: str, cut: Split, layer_is_moe: Sequence[bool], microbatches: int, slots: int) -> Array:
+def _relaxed_in_flight(name: str, cut: Split, layer_is_moe: tuple[bool, ...], microbatches: int, slots: int) -> Array:
     """No more than is held on the ranks that the relaxed slots stand for, array (slot,)."""
     from parsolve.objectives.schedule import Shape, held
 
@@ -710,17 +757,15 @@ class Probe(Splits):
 
     NAMES = ("nothing", *FEATURES, *IN_FLIGHT)
 
-    def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, pp: Array, vpp: Array, mtp_apart: Array) -> None:
+        shapes = zip(pp.tolist(), vpp.tolist(), mtp_apart.tolist(), strict=True)
         self.layer_is_moe, self.cuts, self.index = (), tuple(free(*shape) for shape in shapes), {}
         self.slots = len(self.NAMES)
-        self.pp = np.array([pp for pp, _ in shapes], dtype=np.int64)
-        self.vpp = np.array([vpp for _, vpp in shapes], dtype=np.int64)
-        self.recomputed, self.with_recomputation = np.zeros(len(shapes), np.int64), False
+        self.pp, self.vpp, self.mtp_apart = pp, vpp, mtp_apart
+        self.recomputed, self.with_recomputation = np.zeros(len(pp), np.int64), False
         unit = np.eye(self.slots)
-        self.features = {
-            name: np.tile(unit[self.NAMES.index(name)], (len(shapes), 1)) for name in (*FEATURES, *IN_FLIGHT)
-        }
-        self.rank = np.zeros((len(shapes), self.slots), np.int64)
+        self.features = {name: np.tile(unit[self.NAMES.index(name)], (len(pp), 1)) for name in (*FEATURES, *IN_FLIGHT)}
+        self.rank = np.zeros((len(pp), self.slots), np.int64)
 
     def in_flight(self, name: str, split: Any, stage: Any, grad_acc: Any) -> Any:
         """The unit of the name's own slot."""

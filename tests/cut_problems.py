@@ -124,6 +124,7 @@ class StageProblem:
             **{name: int(self.values[name][0]) for name in names},
             recompute=Recompute(int(self.values["recompute"][0])),
             layers_per_stage=self.cuts[i],
+            mtp_apart=self.p.splits.cuts[i].mtp_apart,
             sequence_parallel=bool(self.p.sequence_parallel and self.values["tp"][0] > 1),
         )
 
@@ -167,12 +168,11 @@ class StageProblem:
         return best, found
 
 
-def with_cuts(problem: Problem, gbs: int, cuts: list[Layers]) -> Instance:
+def with_cuts(problem: Problem, gbs: int, cuts: list[Layers], mtp_apart: bool) -> Instance:
     """The instance whose list of splits are these cuts."""
     layers = problem.model.num_layers
-    return problem.instance(
-        gbs, Splits(problem.model.layer_is_moe, [Split(cut, classify(cut, layers)) for cut in cuts])
-    )
+    found = [Split(cut, classify(cut, layers), mtp_apart=mtp_apart) for cut in cuts]
+    return problem.instance(gbs, Splits(problem.model.layer_is_moe, found))
 
 
 def stage_problem(seed: int, largest: int = LARGEST) -> StageProblem:
@@ -217,8 +217,11 @@ def stage_problem(seed: int, largest: int = LARGEST) -> StageProblem:
         "mbs": mbs,
         "grad_acc": m,
         "shards": dp * cp,
+        "split": 0,
     }
-    p = with_cuts(problem, dp * m * mbs, cuts)
+    apart = problem.mtp_layers > 0 and pp > 2 and random.Random(f"apart {seed}").random() < 0.6
+    cuts = [cut for cut in cuts if not apart or not cut[-1][-1]]
+    p = with_cuts(problem, dp * m * mbs, cuts, apart)
     found = StageProblem(p, {axis: np.array([value]) for axis, value in axes.items()}, cuts)
     if rng.random() < 0.5:
         return found

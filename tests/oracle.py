@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from parsolve.config import Config
+from parsolve.constraints.multi_token import may_be_apart
 from parsolve.evaluation import active_limits, active_rules, objective_rows
 from parsolve.functions import Array
 from parsolve.optimizer.domains import batch_domains, reachable_batches, split_list, static_domains, takes_any_cut
@@ -70,11 +71,14 @@ def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool
     """All cuts, and those that can be listed with any number of recomputed layers a chunk."""
     listed = split_list(problem, domains["pp"], domains["vpp"]).cuts
     layers, schedule = problem.model.num_layers, problem.workload.schedule
-    cuts = dict.fromkeys(cut.layers for cut in listed)
+    cuts = dict.fromkeys((cut.layers, False) for cut in listed)
     if any_cut and takes_any_cut(problem):
         shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
-        cuts |= dict.fromkeys(cut for shape in shapes for cut in all_cuts(layers, *shape))
-    found = [Split(cut, classify(cut, layers, schedule)) for cut in cuts]
+        everything = [cut for shape in shapes for cut in all_cuts(layers, *shape)]
+        cuts |= dict.fromkeys((cut, False) for cut in everything)
+        if may_be_apart(problem):
+            cuts |= dict.fromkeys((cut, True) for cut in everything if len(cut) > 2 and not cut[-1][-1])
+    found = [Split(cut, classify(cut, layers, schedule), mtp_apart=apart) for cut, apart in cuts]
     if Recompute.BLOCK in domains["recompute"]:
         found += [Split(cut.layers, cut.kind, n) for cut in listed for n in range(1, max(map(max, cut.layers)))]
     return Splits(problem.model.layer_is_moe, found, schedule=schedule)
@@ -154,7 +158,7 @@ def _at_batch(
             cut = p.splits.cuts[int(values["split"][i])]
             plan = (
                 rank_key(rows.exact(i)),
-                replace(config, layers_per_stage=cut.layers, recompute_layers=cut.recomputed),
+                replace(config, layers_per_stage=cut.layers, recompute_layers=cut.recomputed, mtp_apart=cut.mtp_apart),
             )
             found[name] = min(known, plan) if known else plan
             if top is not None and len(found) >= top:

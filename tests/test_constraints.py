@@ -39,6 +39,7 @@ def moe(**options: Any) -> Problem:
 
 GQA = {"num_heads": 64, "num_kv_heads": 2, "hidden_size": 8192}
 TITAN = {"framework": "torchtitan", "model": {"qk_norm": "head"}}
+EMPTY_LAST = "pp=4,layers_per_stage=14|13|13|0"
 CASES: list[tuple[str, Problem, str, str | Problem]] = [
     # rule, problem, legal config, illegal config or a problem in which the legal one is illegal
     ("world_size", dense(), "tp=2,pp=2", "tp=2,pp=2,dp=2"),
@@ -130,6 +131,10 @@ CASES: list[tuple[str, Problem, str, str | Problem]] = [
         "pp=2",
         dense(framework="generic", mtp_layers=1, schedule="zero-bubble"),
     ),
+    ("mtp_apart", dense(mtp_layers=1), EMPTY_LAST + ",mtp_apart=true", dense(mtp_layers=0)),
+    ("mtp_apart", dense(mtp_layers=1), EMPTY_LAST + ",mtp_apart=true", dense(mtp_layers=1, framework_version="0.15")),
+    ("mtp_apart", dense(mtp_layers=1), EMPTY_LAST + ",mtp_apart=true", "pp=4,mtp_apart=true"),
+    ("mtp_apart", dense(mtp_layers=1), EMPTY_LAST + ",mtp_apart=yes", dense(mtp_layers=1, framework="generic")),
     ("batch_range", dense(gbs=64, gbs_tolerance=0.1), "grad_acc=4", "grad_acc=8"),
 ]
 

@@ -13,7 +13,7 @@ from seeds import first_of
 
 import parsolve
 from parsolve import Problem
-from parsolve.evaluation import active_limits, instance_for, objective_tree, objective_value, violations
+from parsolve.evaluation import active_limits, instance_of, objective_tree, objective_value, violations
 from parsolve.objectives.step_time import items
 from parsolve.optimizer import best_cut as search
 from parsolve.optimizer import cut_list
@@ -23,13 +23,12 @@ from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.likely_cuts import Likely, likely_cuts, most_promising
 from parsolve.specs import Recompute
-from parsolve.splits import Split, Splits, classify, free, free_shape, from_model_order, rank_cuts
+from parsolve.splits import Splits, free, free_shape, from_model_order, rank_cuts
 
 
 def solve(of: StageProblem, to_beat: float, alone: bool = False) -> Found | None:
     """The solver's answer; None when no rank can do its share. ``alone``: cuts listed below paths, for one row."""
-    shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
-    linear = forms(of.p, of.values, [shape], np.zeros(1, np.int64))
+    linear = forms(of.p, of.values)
     reach = caps(of.p, linear, of.values, np.array([to_beat]))
     if not reach.possible[0]:
         return None
@@ -118,7 +117,7 @@ def test_every_cut_by_the_event_simulation(seed: int) -> None:
     same(of, targets(random.Random(seed), best), best)
     for i, (cost, legal) in enumerate(zip(of.costs().tolist(), of.legal().tolist(), strict=True)):
         config = of.config(i)
-        p = instance_for(of.p.problem, config.layers_per_stage, of.p.gbs)
+        p = instance_of(of.p.problem, config, gbs=of.p.gbs)
         broken = {found.rule for found in violations(p, config)} & {limit.name for limit in active_limits(p.problem)}
         assert legal == (not broken)
         if legal:
@@ -127,12 +126,13 @@ def test_every_cut_by_the_event_simulation(seed: int) -> None:
 
 def test_random_problems_cover_the_kinds() -> None:
     problems = [stage_problem(seed) for seed in range(60)]
-    assert sum(len(of.cuts) > 200 for of in problems) > 5
+    assert sum(len(of.cuts) > 200 for of in problems) > 3
     assert sum(0 < int(of.legal().sum()) < len(of.cuts) for of in problems) > 15
     assert sum(int(of.values["vpp"][0]) == 2 for of in problems) > 5
     kinds = [of.p.model.layer_is_moe for of in problems]
     assert sum(0 < sum(kind) < len(kind) for kind in kinds) > 10
     assert sum(not any(kind) for kind in kinds) > 12
+    assert sum(bool(of.p.splits.mtp_apart[0]) for of in problems) > 5
     best = [of.best()[1] or ((1,),) for of in problems]
     assert sum(not cut[0][0] or not cut[-1][-1] for cut in best) > 3
 
@@ -142,13 +142,12 @@ def test_caps_never_exclude_a_cut_that_beats_the_target(block: int) -> None:
     """What each rank may hold, for several configurations of a shape at once."""
     for seed in range(8 * block, 8 * block + 8):
         of = stage_problem(seed, largest=300)
-        shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
         best, cut = of.best()
         if cut is None:
             continue
         factors = np.array([1.0, 1.003, 1.03, 1.3, 1e3])
         rows = {axis: np.repeat(column, len(factors)) for axis, column in of.values.items()}
-        linear = forms(of.p, rows, [shape], np.zeros(len(factors), np.int64))
+        linear = forms(of.p, rows)
         reach = caps(of.p, linear, rows, best * factors)
         bounds = of.bounds()
         for i, to_beat in enumerate((best * factors).tolist()):
@@ -169,8 +168,8 @@ def test_the_relaxation_of_all_cuts_is_below_each(block: int) -> None:
         pp, vpp = int(of.values["pp"][0]), int(of.values["vpp"][0])
         problem, model = of.p.problem, of.p.model
         assert free_shape(model.num_layers, pp, vpp)
-        listed = [Split(cut, classify(cut, model.num_layers)) for cut in of.cuts]
-        p = problem.instance(of.p.gbs, Splits(model.layer_is_moe, [free(pp, vpp), *listed]))
+        apart = bool(of.p.splits.mtp_apart[0])
+        p = problem.instance(of.p.gbs, Splits(model.layer_is_moe, [free(pp, vpp, apart), *of.p.splits.cuts]))
         rng = random.Random(seed)
         trees = [quantity for _, quantity in objective_tree(p)] + [x.quantity(p) for x in active_limits(problem)]
         for _ in range(4):
@@ -209,8 +208,7 @@ def test_likely_cuts_are_cuts_of_the_domain(layers: int, pp: int, vpp: int) -> N
 
 
 def promises(of: StageProblem, look_at: int = 1) -> list[Likely]:
-    shape = (int(of.values["pp"][0]), int(of.values["vpp"][0]))
-    linear = forms(of.p, of.values, [shape], np.zeros(1, np.int64))
+    linear = forms(of.p, of.values)
     return most_promising(of.p, linear, items(of.p, of.values), of.values, Paths(), look_at)
 
 

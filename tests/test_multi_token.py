@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from launch_problems import config, experts, model, options
+from simulate import simulate
 
 import parsolve
 from parsolve import NotExpressibleError, Problem, SpecError
 from parsolve.api import assumptions, check_result, plan_instance
 from parsolve.cli import main
 from parsolve.config import Config
-from parsolve.evaluation import estimate, instance_for, model_flops_per_token, stage_memories, time_tree
+from parsolve.evaluation import estimate, instance_for, instance_of, model_flops_per_token, stage_memories, time_tree
 from parsolve.from_megatron import read_megatron
 from parsolve.launchers import launch
 from parsolve.launchers.megatron import layout_text
@@ -24,7 +27,7 @@ from parsolve.objectives.schedule_length import makespan
 from parsolve.presets import load_model_preset
 from parsolve.problem import replace_workload
 from parsolve.specs import Recompute
-from parsolve.splits import Splits
+from parsolve.splits import Splits, held_before_last, saturated
 
 HIDDEN, VOCAB, TOKENS = 1024, 32000, 4096
 ATTENTION = (2 * 16 + 2 * 4) * 64 * HIDDEN
@@ -39,6 +42,10 @@ def problem(cluster: str = "h100-sxm:1x2", shape: Any = None, **changes: Any) ->
 
 def memories(p: Problem, plan: Config) -> list[dict[str, float]]:
     return [stage.parts for stage in stage_memories(instance_for(p, plan.layers_per_stage, plan.gbs), plan)]
+
+
+def memories_of(p: Problem, plan: Config) -> list[dict[str, float]]:
+    return [stage.parts for stage in stage_memories(instance_of(p, plan, every_rank=True), plan)]
 
 
 def more(trained: Problem, **axes: Any) -> list[dict[str, float]]:
@@ -167,6 +174,65 @@ def test_time_of_a_module_is_a_layer_a_head_and_a_projection(modules: int) -> No
     assert times.forward[1] - times.forward[0] == pytest.approx(of.head[0] - of.embedding[0])
 
 
+@pytest.mark.parametrize(("vpp", "modules"), [(1, 1), (2, 2)])
+def test_modules_apart_leave_the_output_layer_its_passes_and_a_hidden_state_more(vpp: int, modules: int) -> None:
+    """Layer, projection and look-up on the stage before; the last waits for what they put out, once each way."""
+    trained = problem("h100-sxm:1x4", mtp_layers=modules)
+    beside = config(trained, pp=4, vpp=vpp)
+    apart = replace(beside, mtp_apart=True)
+    p, q = instance_of(trained, beside), instance_of(trained, apart)
+    values = {axis: np.array([value]) for axis, value in {**beside.axes(), "split": 0}.items()}
+    one, two = step_time.items(p, values).row(0), step_time.items(q, values).row(0)
+    bare = step_time.items(instance_of(replace_workload(trained, mtp_layers=0), beside), values).row(0)
+    sent = one.transfer + one.delay
+    for way in (0, 1):
+        assert one.apart[way] == 0
+        assert two.head[way] == pytest.approx((1 + modules) * bare.head[way] + modules * sent)
+        assert two.head[way] + two.apart[way] == pytest.approx(one.head[way] + modules * sent)
+    times = step_time.pass_times(two, np.full(4 * vpp, 4.0 / vpp), np.zeros(4 * vpp))
+    assert times.forward[-2] - times.forward[-3] == pytest.approx(two.apart[0])
+    assert times.forward[-1] - times.forward[-3] == pytest.approx(two.head[0])
+    lines = estimate(q, apart).terms_s
+    assert lines["mtp"] > 0
+    total = sum(amount for name, amount in lines.items() if name not in ("dp_comm", "optimizer", "fixed"))
+    assert total == pytest.approx(makespan(*step_time.schedule_of(q, values, step_time.items(q, values), 0)))
+
+
+def test_modules_apart_hold_states_embedding_and_activations_where_they_are() -> None:
+    trained = problem("h100-sxm:1x4", mtp_layers=2)
+    plan = config(trained, pp=4)
+    beside, apart = (memories_of(trained, replace(plan, mtp_apart=where)) for where in (False, True))
+    assert apart[:2] == beside[:2]
+    own = 2 * (2 * (OWN + LAYER) + VOCAB * HIDDEN)
+    assert beside[3]["parameters"] - apart[3]["parameters"] == pytest.approx(own)
+    assert apart[2]["parameters"] - beside[2]["parameters"] == pytest.approx(own)
+    assert apart[3]["logits"] == beside[3]["logits"] > apart[2]["logits"] == 0
+    module = beside[3]["activations"] - apart[3]["activations"]
+    assert apart[2]["activations"] - beside[2]["activations"] == pytest.approx(2 * module), "1F1B: two in flight"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_microbatches_in_flight_on_the_stage_before_the_last(seed: int) -> None:
+    """A layer on that stage alone, simulated pass by pass."""
+    rng = random.Random(seed)
+    pp, vpp = rng.choice([3, 4, 5, 8]), rng.choice([1, 2, 3])
+    m = pp * rng.randint(1, 5) if vpp > 1 else rng.randint(1, 20)
+    layers = [[0] * vpp for _ in range(pp)]
+    layers[pp - 2][-1] = 1
+    ones = [[1.0] * vpp for _ in range(pp)]
+    depth = min(m, int(saturated(pp, vpp)))
+    assert held_before_last(pp, vpp, depth) == simulate(ones, ones, m, layers=layers).layers[pp - 2]
+
+
+def test_modules_apart_that_are_rebuilt_have_no_logits_to_replace() -> None:
+    """Recomputed as a whole: the layer's activations come on top of what is kept, on their rank and not on the last."""
+    trained = problem("h100-sxm:1x4", shape=model(mtp_layers=1, vocab_size=256000))
+    plan = config(trained, pp=4, recompute=Recompute.FULL)
+    beside, apart = (memories_of(trained, replace(plan, mtp_apart=where)) for where in (False, True))
+    gone = beside[3]["activations"] - apart[3]["activations"]
+    assert apart[2]["activations"] - beside[2]["activations"] > 2 * gone
+
+
 def test_the_breakdown_names_the_modules() -> None:
     """On the critical stage, once a microbatch each; the lines still add up to the schedule's length."""
     trained = problem(mtp_layers=2)
@@ -246,6 +312,10 @@ def test_launch_lines() -> None:
     plan = config(trained, pp=2, layers_per_stage=((16,), (0,)))
     assert options(launch("megatron", trained, plan))["--pipeline-model-parallel-layout"] == ["Et*16|m*2L"]
     assert layout_text([3, 2, 0], 1) == "Et*3|t*2|mL"
+    assert layout_text([3, 2, 1, 0], 2, apart=True) == "Et*3|t*2|tm*2|L"
+    four = problem("h100-sxm:1x4", mtp_layers=1)
+    plan = config(four, pp=4, layers_per_stage=((6,), (5,), (5,), (0,)), mtp_apart=True)
+    assert options(launch("megatron", four, plan))["--pipeline-model-parallel-layout"] == ["Et*6|t*5|t*5m|L"]
     bridge = problem(framework="nemo", shape=load_model_preset("deepseek-v3"), cluster="h100-sxm:4x8")
     words = launch("nemo", bridge, config(bridge, ep=8, etp=1)).argv
     assert "model.mtp_num_layers=1" in words and "model.mtp_loss_scaling_factor=0.1" in words
@@ -274,8 +344,16 @@ def test_lines_of_today_say_what_is_trained() -> None:
     today = read_megatron(LINE + "'Et*3|tmL' --mtp-num-layers 1", cluster, None, (0, 19))
     assert today.fields["mtp_layers"] == 1 and today.model is not None and today.model.mtp_layers == 1
     assert today.config["layers_per_stage"] == [[3], [1]] and not today.notes
-    apart = read_megatron(LINE + "'Et*2|t*2|m|L' --mtp-num-layers 1", cluster, None, (0, 19))
-    assert any("stage 3 of 4" in note for note in apart.notes)
+    on_the_first_rank = read_megatron(LINE + "'Et*2|t*2|m|L' --mtp-num-layers 1", cluster, None, (0, 19))
+    assert any("stage 3 of 4" in note for note in on_the_first_rank.notes)
+    assert not on_the_first_rank.config["mtp_apart"]
+    line = (LINE + "'Et*2|t|tm|L' --mtp-num-layers 1").replace("parallel-size 2", "parallel-size 4")
+    four = Problem("h100-sxm:1x4", model(), seq_len=TOKENS, gbs=16).cluster
+    apart = read_megatron(line, four, None, (0, 19))
+    assert apart.config["mtp_apart"] and not apart.notes
+    (plan,) = check_result(Problem(four, apart.model, seq_len=TOKENS, gbs=16, mtp_layers=1), apart.config).plans
+    assert not plan.violations and plan.config.mtp_apart
+    assert "'Et*2|t|tm|L'" in plan.args("megatron")
     with pytest.raises(SpecError, match=r"0\.16"):
         read_megatron(LINE + "'Et*2|t*2|m|L' --mtp-num-layers 1", cluster, None, (0, 15))
     assert (
@@ -301,8 +379,24 @@ def test_stages_show_the_modules() -> None:
     trained = problem(mtp_layers=2)
     stages = check_result(trained, config(trained, pp=2)).plans[0].to_json()["stages"]
     assert [stage.get("mtp_layers") for stage in stages] == [None, 2]
+    four = problem("h100-sxm:1x4", mtp_layers=2)
+    plan = check_result(four, config(four, pp=4, mtp_apart=True)).plans[0].to_json()
+    assert [stage.get("mtp_layers") for stage in plan["stages"]] == [None, None, 2, None]
+    assert Config.from_json(plan["config"]) == config(four, pp=4, mtp_apart=True)
+    assert not Config.from_json({k: v for k, v in plan["config"].items() if k != "mtp_apart"}).mtp_apart
     command = ["check", "h100-sxm:32x8", "deepseek-v3", "--seq-len", "4096", "--gbs", "1024"]
-    command += ["--config", "pp=16,tp=1,ep=16,etp=1,zero=1,recompute=full,mbs=1,layers_per_stage=4*15|1"]
+    where = "pp=16,tp=1,ep=16,etp=1,zero=1,recompute=full,mbs=1,layers_per_stage=4*15|1"
+    apart = where.replace("4*15|1", "4*14|5|0") + ",mtp_apart=true"
+    elsewhere = CliRunner().invoke(main, [*command, "--config", apart])
+    assert "no layers on the output layer's stage" not in " ".join(elsewhere.output.split())
+    assert "4*14|5|0 + 1 MTP on the last but one" in elsewhere.output and ",mtp_apart=true" in elsewhere.output
+    behind = CliRunner().invoke(main, [*command, "--config", where + ",mtp_apart=true"])
+    assert behind.exit_code == 1 and "no layers on the output layer's stage" in " ".join(behind.output.split())
+    refused = CliRunner().invoke(main, [*command, "--config", "pp=2,mtp_apart=true"])
+    assert refused.exit_code == 2 and "pp of 3 or more" in refused.output
+    wrong = CliRunner().invoke(main, [*command, "--config", "pp=4,mtp_apart=perhaps"])
+    assert wrong.exit_code == 2 and "mtp_apart" in wrong.output
+    command += ["--config", where]
     shown = CliRunner().invoke(main, command)
     assert "1 + 1 MTP" in shown.output and "layers per stage: 4*15|1 + 1 MTP" in shown.output
     data = json.loads(CliRunner().invoke(main, [*command, "--json", "-q"]).stdout)

@@ -17,7 +17,8 @@ from parsolve.commands.options import OPEN_PROBLEM, RESTRICTIONS, build_problem,
     metavar="AXES|FILE",
     help="tp=8,pp=4,mbs=1,zero=1,… or a JSON file; what is left out gets the framework's default. "
     "recompute=block,recompute_layers=4 recomputes the first 4 layers of every chunk; "
-    "layers_per_stage=15|16*6|15 lists the layers of the pp*vpp chunks in model order.",
+    "layers_per_stage=15|16*6|15 lists the layers of the pp*vpp chunks in model order; "
+    "mtp_apart=true puts multi-token prediction on the stage before the output layer's.",
 )
 @click.option(
     "--from-megatron",

@@ -121,10 +121,10 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
     kind = classify(layers, problem.model.num_layers)
     if kind == "first-last" and not all(map(sum, layers)):
         kind = "layout"  # a rank without layers has no other word
-    if kind == "layout":
+    if kind == "layout" or config.mtp_apart:
         args.add(
             "--pipeline-model-parallel-layout",
-            layout_text(model_order(layers), problem.mtp_layers),
+            layout_text(model_order(layers), problem.mtp_layers, config.mtp_apart),
             why="this layer cut",
         )
         return
@@ -142,14 +142,16 @@ def _add_pipeline_cut(args: Arguments, problem: Problem, config: Config) -> None
         args.add("--num-virtual-stages-per-pipeline-rank", config.vpp)
 
 
-def layout_text(counts: list[int], modules: int = 0) -> str:
+def layout_text(counts: list[int], modules: int = 0, apart: bool = False) -> str:
     """Layers per chunk in model order in Megatron's layout language: ``Et*3|(t*4|)*14t*2L``.
 
-    ``modules``: of multi-token prediction, before the output layer: ``t*2mL``.
+    ``modules``: of multi-token prediction, before the output layer: ``t*2mL``, or ``apart`` on the stage before its:
+    ``t*2m|L``.
     """
     stages = [_repeated("t", n) for n in counts]
     stages[0] = "E" + stages[0]
-    stages[-1] += _repeated("m", modules) + "L"
+    stages[-2 if apart else -1] += _repeated("m", modules)
+    stages[-1] += "L"
     text, start = "", 0
     while start < len(stages):
         end = start + 1

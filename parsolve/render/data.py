@@ -33,7 +33,8 @@ def to_csv(data: Mapping[str, Any]) -> str:
     plans = data["plans"]
     terms, hidden = _union(plans, "terms_s"), _union(plans, "hidden_s")
     memory = ["total", "limit", *(name for name in _union(plans, "memory_bytes") if name not in ("total", "limit"))]
-    header = ["rank", *CONFIG_COLUMNS, "recompute_layers", "sequence_parallel", "layers_per_stage", *FIGURES.values()]
+    header = ["rank", *CONFIG_COLUMNS, "recompute_layers", "sequence_parallel", "layers_per_stage"]
+    header += ["mtp_apart", *FIGURES.values()]
     header += ["relative", "limited_by", "worst_stage"]
     header += [f"term_{name}_s" for name in terms] + [f"hidden_{name}_s" for name in hidden]
     header += [f"memory_{name}_bytes" for name in memory]
@@ -46,6 +47,7 @@ def to_csv(data: Mapping[str, Any]) -> str:
         config, estimate = plan["config"], plan["estimate"] or {}
         row: list[Any] = [plan["rank"], *(config[name] for name in CONFIG_COLUMNS), config.get("recompute_layers", 0)]
         row += [str(config["sequence_parallel"]).lower(), fold_layers(config["layers_per_stage"], schedule_of(data))]
+        row.append(str(config.get("mtp_apart", False)).lower())
         row += [estimate.get(name, "") for name in FIGURES]
         row += [plan["relative"], plan["limited_by"], estimate.get("worst_stage", "")]
         row += [estimate.get("terms_s", {}).get(name, "") for name in terms]

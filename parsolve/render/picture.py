@@ -71,7 +71,7 @@ def memory_picture(plan: Plan, path: Path) -> None:
     if len(ranks) <= 32:
         layers = [str(sum(chunks)) for chunks in plan.config.layers_per_stage]
         if plan.problem.mtp_layers:
-            layers[-1] += f" + {plan.problem.mtp_layers} MTP"
+            layers[plan.config.mtp_rank] += f" + {plan.problem.mtp_layers} MTP"
         axes.set_xticks(ranks, [f"{rank}\n({n})" for rank, n in zip(ranks, layers, strict=True)])
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, path)

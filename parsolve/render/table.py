@@ -183,13 +183,20 @@ def _plan_table(data: Mapping[str, Any], style: Style) -> list[RenderableType]:
     return [table, wrap(note, style.width)]
 
 
+def _modules(plan: JsonPlan) -> str:
+    """Where prediction modules are that are trained."""
+    apart = bool(plan["config"].get("mtp_apart"))
+    of = stages.modules(plan["stages"][-2 if apart else -1])
+    return of + (" on the last but one" if apart else "")
+
+
 def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[RenderableType]:
     config, estimate, schedule = plan["config"], plan["estimate"], words.schedule_of(data)
     text = [
         "",
         f"plan {plan['rank']}: {words.config_text(config, schedule)}",
         f"layers per {'chunk' if config['vpp'] > 1 else 'stage'}: {fold_layers(config['layers_per_stage'], schedule)}"
-        + stages.modules(plan["stages"][-1])
+        + _modules(plan)
         + (f", of each the first {again} recomputed" if (again := config.get("recompute_layers")) else ""),
         f"placement: {', '.join(f'{axis} on {level}' for axis, level in plan['placement'].items() if level != 'none')}"
         if any(level != "none" for level in plan["placement"].values())

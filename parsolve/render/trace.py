@@ -35,9 +35,9 @@ def chrome_trace(plan: Plan) -> str:
         for rank, chunks in enumerate(cut)
     ]
     if plan.problem.mtp_layers:
-        events[-1]["args"] = {
-            "name": f"pipeline rank {pp - 1}, layers {fold_layers(cut[-1:])} + {plan.problem.mtp_layers} MTP"
-        }
+        rank = plan.config.mtp_rank
+        name = f"pipeline rank {rank}, layers {fold_layers([cut[rank]])} + {plan.problem.mtp_layers} MTP"
+        events[rank]["args"] = {"name": name}
     for rank, stage, microbatch, back, start, end, late in zip(*(column.tolist() for column in passes), strict=True):
         chunk, letter = stage // pp, "W" if late else "B" if back else "F"
         events.append(

@@ -66,6 +66,8 @@ def config_text(config: Data, schedule: str) -> str:
     counts = {n for rank in config["layers_per_stage"] for n in rank}
     if len(counts) > 1:
         shown.append(f"layers_per_stage={fold_layers(config['layers_per_stage'], schedule)}")
+    if config.get("mtp_apart"):
+        shown.append("mtp_apart=true")
     return ",".join(shown)
 
 
