@@ -1,4 +1,4 @@
-"""Solver benchmark: CPU-seconds, wall time, peak memory and status of standard problems, one process each.
+"""Solver benchmark: CPU-seconds, wall time, peak memory and status of standard problems, each in processes of its own.
 
     python benchmarks/solve.py                 the table
     python benchmarks/solve.py --growth        also llama2-70b from 8 to 131,072 GPUs
@@ -22,7 +22,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-PROBLEMS: list[tuple[str, str, int, int]] = [
+Problem = tuple[str, str, int, int]
+"""Model, cluster, sequence length, global batch."""
+
+PROBLEMS: list[Problem] = [
     ("llama3.1-8b", "h100-sxm:1x8", 8192, 128),
     ("gpt2-1.5b", "a100-sxm-80gb:1x6", 1024, 96),
     ("llama2-13b", "h100-sxm:3x8", 4096, 384),
@@ -44,7 +47,7 @@ ANY_CUT_LIMIT_S = 30.0
 GROWTH = [("llama2-70b", f"h100-sxm:{n}x8", 4096, max(1024, 8 * n)) for n in (1, 4, 16, 64, 256, 1024, 4096, 16384)]
 
 
-def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumeration_s: float) -> dict[str, Any]:
+def solve_one(problem: Problem, top: int, cuts: str, enumeration_s: float) -> dict[str, Any]:
     """Solve one problem in this process; figures of the solve alone."""
     import resource
     import time
@@ -53,33 +56,26 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumer
     import parsolve.optimizer.model  # OR-Tools' import is start-up, not solve
     from parsolve.optimizer.ranking import Query, rank
 
-    problem = parsolve.Problem(cluster, model, seq_len=seq_len, gbs=gbs)
+    model, cluster, seq_len, gbs = problem
+    given = parsolve.Problem(cluster, model, seq_len=seq_len, gbs=gbs)
     start = time.perf_counter()
-    ranking = rank(problem, Query(top=top))
+    ranking = rank(given, Query(top=top, cuts=cuts), ANY_CUT_LIMIT_S if cuts == "any" else None)
     wall = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    whole_domain = rank(problem, Query(top=top, cuts="any"), ANY_CUT_LIMIT_S)
     best = ranking.plans[0] if ranking.plans else None
-    gain = ranking.plans[0].key / whole_domain.plans[0].key - 1 if ranking.plans else 0.0
     beside = ""
     if enumeration_s > 0:
         sys.path.insert(0, str(ROOT / "benchmarks"))
         from enumeration import enumerate_space
 
-        whole = enumerate_space(problem, top, enumeration_s)
+        whole = enumerate_space(given, top, enumeration_s)
         agrees = whole.best == [plan.key for plan in ranking.plans]
         outcome = ("same top" if agrees else "DIFFERS") if whole.finished else "not finished"
         beside = f"{whole.seconds:.1f} s, {whole.rows:.1e} rows, {whole.legal} legal, {outcome}"
     return {
-        "model": model,
-        "cluster": cluster,
-        "gpus": problem.cluster.num_gpus,
-        "seq_len": seq_len,
-        "gbs": gbs,
         "status": "optimal" if ranking.complete and best else ("infeasible" if ranking.complete else "open"),
+        "complete": ranking.complete,
         "cpu_s": ranking.cpu_s,
-        "any_s": whole_domain.cpu_s,
-        "any_text": f"{100 * gain:.1f} %" + ("" if whole_domain.complete else ", not proven"),
         "wall_s": wall,
         "proof_s": ranking.proof_s,
         "peak_mb": peak,
@@ -90,16 +86,25 @@ def solve_one(model: str, cluster: str, seq_len: int, gbs: int, top: int, enumer
     }
 
 
-def run(problems: list[tuple[str, str, int, int]], top: int, enumeration_s: float) -> list[dict[str, Any]]:
-    """Each problem in a process of its own, so that peak memory is its own."""
+def run(problems: list[Problem], top: int, enumeration_s: float) -> list[dict[str, Any]]:
+    """Each problem over listed cuts and over any, each in a process of its own: none begins warm."""
     rows = []
     for problem in problems:
-        call = [sys.executable, __file__, "--one", json.dumps(problem), "--top", str(top)]
-        call += ["--enumerate", str(enumeration_s)]
-        answer = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300 + 2 * enumeration_s)
-        rows.append(json.loads(answer.stdout))
-        print(row_text(rows[-1]), flush=True)
+        row, any_cut = (_in_own_process(problem, top, *how) for how in (("auto", enumeration_s), ("any", 0.0)))
+        gain = row["step_time_s"] / any_cut["step_time_s"] - 1 if row["step_time_s"] else 0.0
+        row |= dict(zip(("model", "cluster", "seq_len", "gbs"), problem, strict=True))
+        row["any_s"] = any_cut["cpu_s"]
+        row["any_text"] = f"{100 * gain:.1f} %" + ("" if any_cut["complete"] else ", not proven")
+        rows.append(row)
+        print(row_text(row), flush=True)
     return rows
+
+
+def _in_own_process(problem: Problem, top: int, cuts: str, enumeration_s: float) -> dict[str, Any]:
+    call = [sys.executable, __file__, "--one", json.dumps([problem, top, cuts, enumeration_s])]
+    answer = subprocess.run(call, capture_output=True, text=True, check=True, timeout=300 + 2 * enumeration_s)
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
 
 
 HEADER = (
@@ -131,8 +136,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.one:
-        model, cluster, seq_len, gbs = json.loads(options.one)
-        print(json.dumps(solve_one(model, cluster, seq_len, gbs, options.top, options.enumerate)))
+        print(json.dumps(solve_one(*json.loads(options.one))))
         return
     lines = [
         "# Solver benchmark",
@@ -150,7 +154,7 @@ def main() -> None:
         (ROOT / "docs" / "benchmarks.md").write_text("\n".join([*lines, ""]))
 
 
-def table(title: str, problems: list[tuple[str, str, int, int]], top: int, enumeration_s: float) -> list[str]:
+def table(title: str, problems: list[Problem], top: int, enumeration_s: float) -> list[str]:
     """A section of the page; its rows are printed as they come."""
     print(f"\n{title}\n{HEADER}\n{RULE}", flush=True)
     rows = run(problems, top, enumeration_s)

@@ -113,8 +113,7 @@ def auto_tp_stages(p: Instance, *, tp: Any, zero: Any) -> Any:
 
 
 @rule(
-    "recompute={recompute} (selective) with a Hugging Face trainer (tp={tp}, cp={cp}, pp={pp}, ep={ep}):"
-    " use none or full",
+    "recompute={recompute} with a Hugging Face trainer (tp={tp}, cp={cp}, pp={pp}, ep={ep}): use none or full",
     frameworks=("deepspeed",),
     source="Hugging Face trainers recompute whole layers or nothing",
 )
@@ -167,7 +166,7 @@ def sinks_exchange_heads(p: Instance, *, cp: Any, tp: Any) -> Any:
 
 
 @rule(
-    "recompute=light ({recompute}) is Megatron-Core's, for latent attention, and for experts on Ampere or newer; "
+    "recompute={recompute} is Megatron-Core's, for latent attention, and for experts on Ampere or newer; "
     "{p.framework} with {p.model.name} on {p.cluster.gpu.name} has nothing of it: use another",
     source="Megatron-Core transformer_config.py: moe_act needs moe_grouped_gemm, mla_up_proj multi_latent_attention; "
     "transformer_layer.py: layernorm means norms of their own",

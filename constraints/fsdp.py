@@ -138,7 +138,7 @@ def tied_pipeline(p: Instance, *, pp: Any) -> Any:
 
 
 @rule(
-    "recompute={recompute} (selective): {p.framework} has no recomputation of core attention alone; use none or full",
+    "recompute={recompute}: {p.framework} has no recomputation of core attention alone; use none or full",
     frameworks=FSDP,
     source="torchtitan activation_checkpoint.py saves chosen operators; FSDP wraps whole layers",
 )

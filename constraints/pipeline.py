@@ -29,7 +29,7 @@ def split_chunks(p: Instance, *, split: Any, vpp: Any) -> Any:
 
 
 @rule(
-    "recompute_layers={recompute_layers} with recompute={recompute}: give it with recompute=block (3), and only then",
+    "recompute_layers={recompute_layers} with recompute={recompute}: give it with recompute=block, and only then",
     role="canonical",
 )
 def recomputed_layers(p: Instance, *, recompute: Any, recompute_layers: Any) -> Any:
@@ -48,7 +48,7 @@ def not_all_recomputed(p: Instance, *, split: Any) -> Any:
 
 
 @rule(
-    "recompute=block (3): {p.framework} recomputes no part of a chunk's layers; use none, full or its selective",
+    "recompute={recompute}: {p.framework} recomputes no part of a chunk's layers; use none, full or its selective",
     frameworks=WITHOUT_BLOCK,
     source="only Megatron-Core has --recompute-method block; DeepSpeed's pipeline checkpoints every layer",
 )

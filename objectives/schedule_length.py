@@ -15,6 +15,11 @@ from parsolve.errors import InternalError
 from parsolve.functions import Array
 from parsolve.objectives.schedule import Shape, neighbours, orders
 
+FEW_GROUPS = 8
+"""Groups of pp microbatches in the first schedule that a longer one is looked for to repeat."""
+SAME = 1e-14
+"""Relative difference, of the length of a schedule, between two ways to add up the same times."""
+
 
 @lru_cache(maxsize=64)
 def _steps(shape: Shape) -> list[list[tuple[int, int, bool]]]:
@@ -23,12 +28,6 @@ def _steps(shape: Shape) -> list[list[tuple[int, int, bool]]]:
         list(zip(order.passes.tolist(), order.inputs.tolist(), order.sent.tolist(), strict=True))
         for order in orders(shape)
     ]
-
-
-FEW_GROUPS = 8
-"""Groups of pp microbatches in the first schedule that a longer one is looked for to repeat."""
-SAME = 1e-14
-"""Relative difference, of the length of a schedule, between two ways to add up the same times."""
 
 
 def _ends_of_one(shape: Shape, of_stages: Array, delay: float) -> Array:

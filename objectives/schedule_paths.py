@@ -17,6 +17,9 @@ from parsolve.functions import Array
 from parsolve.objectives.schedule import Shape, chunk_order, neighbours, warmup
 from parsolve.objectives.schedule_length import ends_of_cases
 
+ROUNDS = 3
+"""Groups of pp microbatches in the short schedule of ``long_paths``."""
+
 
 class Path(NamedTuple):
     """A path through the schedule: how many passes of each stage lie on it, (…, stage), and how many transfers, (…).
@@ -156,10 +159,6 @@ def _cycle(on_path: Array, durations: Array, period: int, microbatches: int) -> 
     total = np.cumsum(durations[middle])
     start = int(np.argmax(np.where(same, total[end] - total, -1.0)))
     return slice(low + start, low + int(end[start]))
-
-
-ROUNDS = 3
-"""Groups of pp microbatches in the short schedule of ``long_paths``."""
 
 
 def _path(shape: Shape, on_path: Array, transfers: int) -> Path:

@@ -88,7 +88,7 @@ class Rule(Function):
 
     def explain(self, p: Instance, values: Mapping[str, Any]) -> str:
         """The message with the values that break the rule."""
-        return self.message.format(p=p, **{axis: _plain(values[axis]) for axis in self.axes})
+        return self.message.format(p=p, **{axis: _shown(axis, values[axis]) for axis in self.axes})
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Warning_(Function):
 
     def explain(self, p: Instance, values: Mapping[str, Any]) -> str:
         """The message with its numbers."""
-        return self.message.format(p=p, **{axis: _plain(values[axis]) for axis in self.axes})
+        return self.message.format(p=p, **{axis: _shown(axis, values[axis]) for axis in self.axes})
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +210,12 @@ def ordered(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(axis for axis in (*AXES, STAGE) if axis in present)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _shown(axis: str, value: Any) -> Any:
+    """One value of an axis for a message."""
+    from parsolve.specs import Recompute
+
+    plain = value.item() if isinstance(value, np.generic) else value
+    return Recompute(plain) if axis == "recompute" and plain in iter(Recompute) else plain
 
 
 def _read_axes(function: Callable[..., Any], allowed: Iterable[str]) -> tuple[str, ...]:

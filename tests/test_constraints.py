@@ -9,6 +9,8 @@ import pytest
 import parsolve
 from parsolve import Problem
 from parsolve.constraints import RULES
+from parsolve.restrictions import restrict
+from parsolve.specs import Recompute
 
 
 def broken(problem: Problem, config: str | dict[str, Any]) -> set[str]:
@@ -145,6 +147,14 @@ def test_rule(rule: str, problem: Problem, legal: str, illegal: str | Problem) -
     if isinstance(illegal, Problem):
         problem, illegal = illegal, legal
     assert rule in broken(problem, illegal)
+
+
+@pytest.mark.parametrize(("config", "name"), [("recompute=full", "full"), ("recompute=selective", "selective")])
+def test_messages_name_the_kind_of_recomputation(config: str, name: str) -> None:
+    pinned = restrict(dense(), pin={"recompute": "none"})
+    (found,) = (v for v in parsolve.check(pinned, config) if v.rule.startswith("pin"))
+    assert found.message == f"pin recompute=none excludes recompute={name}"
+    assert f"{Recompute.FULL}" == "full" and f"{Recompute.FULL:d}" == "2"
 
 
 @pytest.mark.parametrize("config", ["recompute=block", "recompute=full,recompute_layers=3", "recompute_layers=1"])

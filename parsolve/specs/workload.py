@@ -42,6 +42,10 @@ class Recompute(IntEnum):
         """As it is written in options and results."""
         return self.name.lower()
 
+    def __format__(self, spec: str) -> str:
+        """The text in messages; with a format of numbers, the number."""
+        return format(int(self), spec) if spec else self.text
+
 
 class Workload(Spec):
     """The convergence inputs (batch, sequence, precision) and what the launcher may use.
