@@ -291,6 +291,19 @@ def mtp_modules_of_all_pipelined(p: Instance, *, split: Any, stage: Any) -> Any:
 
 
 @count
+def mtp_shape_exchanges(p: Instance, *, split: Any, stage: Any) -> Any:
+    """pp times the transfers of a microbatch where prediction modules are on a stage apart, else 0."""
+    every = plain_transfers.compute(p, split=split, stage=stage)
+    return p.splits.mtp_apart[split] * (every + interleaved_transfers.compute(p, split=split, stage=stage))
+
+
+@count
+def mtp_waited_transfers(p: Instance, *, split: Any, stage: Any) -> Any:
+    """Of these, those that compute would hide in the interleaved schedule."""
+    return p.splits.mtp_apart[split] * interleaved_transfers.compute(p, split=split, stage=stage)
+
+
+@count
 def mtp_embedding(p: Instance, *, split: Any, stage: Any) -> Any:
     """1 on the rank of several that has the modules: they look tokens up in a copy of the embedding there.
 

@@ -10,23 +10,36 @@ from parsolve.objectives.network import pass_time
 from parsolve.problem import Instance
 
 
-def _transfer(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
-    """One activation sent to the next stage and one gradient received, s. The slowest boundary crosses domains.
+def _payload(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """What a rank sends to the next stage, or back, bytes: its tokens x hidden at 2 bytes.
 
-    Each rank sends its tokens x hidden at 2 bytes: its share with sequence parallelism. DeepSpeed's pipeline, and
-    Megatron-LM's before sequence parallelism (Narayanan et al. 2021, section 4.1), send a 1/tp slice in any case and
-    gather it again over the fast link.
+    Its share with sequence parallelism. DeepSpeed's pipeline, and Megatron-LM's before sequence parallelism (Narayanan
+    et al. 2021, section 4.1), send a 1/tp slice in any case and gather it again over the fast link.
     """
-    cluster, profile = p.cluster, p.profile
     whole = 2.0 * tokens(p, cp, mbs) * p.model.hidden_size
-    sliced = (p.framework == "deepspeed" or p.workload.sliced_transfers) and not p.sequence_parallel
-    payload = whole * (1.0 / tp if sliced else token_share(p, tp))
-    gather = pass_time(p, tp, 1, whole) if sliced else 0.0
+    return whole * (1.0 / tp if _sliced(p) else token_share(p, tp))
+
+
+def _sliced(p: Instance) -> bool:
+    return (p.framework == "deepspeed" or p.workload.sliced_transfers) and not p.sequence_parallel
+
+
+def _link(p: Instance) -> tuple[float, float]:
+    """Rate, bytes/s, and time of an empty message, s, between two stages. The slowest boundary crosses domains."""
+    cluster, profile = p.cluster, p.profile
     if p.world <= p.domain:
-        rate, latency = cluster.fast_link.bandwidth * profile.fast_link_efficiency, cluster.fast_link.latency
-    else:
-        rate, latency = cluster.nic_bandwidth_per_gpu * profile.p2p_efficiency, cluster.nic.latency
-    return 2.0 * (payload / rate + latency + profile.p2p_overhead + gather)
+        return (
+            cluster.fast_link.bandwidth * profile.fast_link_efficiency,
+            cluster.fast_link.latency + profile.p2p_overhead,
+        )
+    return cluster.nic_bandwidth_per_gpu * profile.p2p_efficiency, cluster.nic.latency + profile.p2p_overhead
+
+
+def _transfer(p: Instance, tp: Any, cp: Any, mbs: Any) -> Any:
+    """One activation sent to the next stage and one gradient received, s."""
+    rate, empty = _link(p)
+    gather = pass_time(p, tp, 1, 2.0 * tokens(p, cp, mbs) * p.model.hidden_size) if _sliced(p) else 0.0
+    return 2.0 * (_payload(p, tp, cp, mbs) / rate + empty + gather)
 
 
 @term(label="pp_comm", source="Narayanan et al. 2021, section 3.2")
@@ -45,3 +58,21 @@ def overlapped_stage_transfer(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any
 def overlapped_stage_transfer_hidden(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
     """What compute hides of it, s."""
     return _transfer(p, tp, cp, mbs) * p.profile.p2p_overlap * p.overlap
+
+
+STANDALONE = "Megatron-Core p2p_communication.py, _communicate_shapes: where config.mtp_standalone"
+
+
+@term(label="pp_comm", source=STANDALONE)
+def shape_exchange(p: Instance) -> Any:
+    """What precedes every transfer where prediction modules have a stage apart from the output layer, s.
+
+    The ranks tell each other what size is coming, once each way, and wait for the device.
+    """
+    return 2.0 * _link(p)[1]
+
+
+@term(label="pp_comm", source="Megatron-Core multi_token_prediction.py: hidden states are sent on one behind the other")
+def stage_payload(p: Instance, *, tp: Any, cp: Any, mbs: Any) -> Any:
+    """One more hidden state in the messages between two stages, and its gradient, s."""
+    return 2.0 * _payload(p, tp, cp, mbs) / _link(p)[0]

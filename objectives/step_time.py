@@ -140,7 +140,10 @@ def pipeline_time(p: Instance) -> StageMax:
         module = (*_last_layer_terms(p), *MTP_TERMS, *EMBEDDING_TERMS)
         parts += [Part(t, counts.mtp_modules_of_all, microbatch_share, label="mtp") for t in module]
         parts += [Part(t, counts.mtp_outputs_of_all, microbatch_share, label="mtp") for t in HEAD_TERMS]
-        parts.append(Part(pipeline_comm.stage_transfer, counts.mtp_states_received, microbatch_share))
+        parts.append(Part(pipeline_comm.stage_payload, counts.mtp_states_received, microbatch_share))
+        parts.append(Part(pipeline_comm.shape_exchange, counts.mtp_shape_exchanges, microbatch_share))
+        hidden = pipeline_comm.overlapped_stage_transfer_hidden
+        parts.append(Part(hidden, counts.mtp_waited_transfers, microbatch_share))
         if np.any(p.profile.pipelined_member_time):
             of_layer = MOE_PIPELINED if p.model.layer_is_moe[-1] else DENSE_PIPELINED
             here = counts.mtp_modules_of_all_pipelined
@@ -216,10 +219,10 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
 
     A layer's forward pass is 1/3 of its time, 1/4 when it is recomputed (``compute.passes``); the embedding's and the
     output layer's a third; of a transfer each direction pays half. A prediction module is made of all of these; on a
-    stage of its own it sends a hidden state more to the output layer's, which waits for it. Of the backward time the
-    weight gradients take one forward's worth of the matrix products and of the kernel launches, and what is left of the
-    gradients' accumulation; attention, elementwise operations, communication and what is recomputed before it belong to
-    the gradients of inputs.
+    stage of its own it sends a hidden state more to the output layer's, and an exchange of sizes that waits for the
+    device precedes every transfer, so that none is hidden. Of the backward time the weight gradients take one forward's
+    worth of the matrix products and of the kernel launches, and what is left of the gradients' accumulation; attention,
+    elementwise operations, communication and what is recomputed before it belong to the gradients of inputs.
     """
     size = len(values["pp"])
     pipelined, plain = values["pp"] > 1, values["vpp"] == 1
@@ -251,10 +254,11 @@ def items(p: Instance, values: Mapping[str, Any]) -> Items:
     apart = (np.zeros(size), np.zeros(size))
     if p.mtp_layers:
         n, own_stage = p.mtp_layers, p.splits.mtp_apart[values["split"]]
+        in_line, hidden = in_line + own_stage * (hidden + total((pipeline_comm.shape_exchange,))), ~own_stage * hidden
         like_last = moe if p.model.layer_is_moe[-1] else dense
         layers = halves(like_last + total(MTP_TERMS), share)
         modules = (n * (layers[0] + embedding[0]), n * (layers[1] + embedding[1]))
-        received = n * own_stage * (in_line + hidden) / 2
+        received = n * own_stage * total((pipeline_comm.stage_payload,)) / 2
         outputs = (head[0] * (1 + n) + received, head[1] * (1 + n) + received)
         head = (outputs[0] + ~own_stage * modules[0], outputs[1] + ~own_stage * modules[1])
         apart = (own_stage * modules[0], own_stage * modules[1])

@@ -22,7 +22,7 @@ from parsolve.evaluation import estimate, instance_for, instance_of, model_flops
 from parsolve.from_megatron import read_megatron
 from parsolve.launchers import launch
 from parsolve.launchers.megatron import layout_text
-from parsolve.objectives import counts, data_comm, multi_token, step_time, tensor_comm
+from parsolve.objectives import counts, data_comm, multi_token, pipeline_comm, step_time, tensor_comm
 from parsolve.objectives.schedule_length import makespan
 from parsolve.presets import load_model_preset
 from parsolve.problem import replace_workload
@@ -176,7 +176,10 @@ def test_time_of_a_module_is_a_layer_a_head_and_a_projection(modules: int) -> No
 
 @pytest.mark.parametrize(("vpp", "modules"), [(1, 1), (2, 2)])
 def test_modules_apart_leave_the_output_layer_its_passes_and_a_hidden_state_more(vpp: int, modules: int) -> None:
-    """Layer, projection and look-up on the stage before; the last waits for what they put out, once each way."""
+    """Layer, projection and look-up on the stage before; the last waits for what they put out, once each way.
+
+    Every transfer waits for an exchange of sizes: none is hidden.
+    """
     trained = problem("h100-sxm:1x4", mtp_layers=modules)
     beside = config(trained, pp=4, vpp=vpp)
     apart = replace(beside, mtp_apart=True)
@@ -184,7 +187,10 @@ def test_modules_apart_leave_the_output_layer_its_passes_and_a_hidden_state_more
     values = {axis: np.array([value]) for axis, value in {**beside.axes(), "split": 0}.items()}
     one, two = step_time.items(p, values).row(0), step_time.items(q, values).row(0)
     bare = step_time.items(instance_of(replace_workload(trained, mtp_layers=0), beside), values).row(0)
-    sent = one.transfer + one.delay
+    assert two.delay == 0
+    sizes = float(pipeline_comm.shape_exchange(p, values))
+    assert two.transfer == pytest.approx(one.transfer + one.delay + sizes / 2)
+    sent = one.transfer + one.delay - sizes / 2  # a message without its latency
     for way in (0, 1):
         assert one.apart[way] == 0
         assert two.head[way] == pytest.approx((1 + modules) * bare.head[way] + modules * sent)
