@@ -153,9 +153,10 @@ def _is_legal(p: Instance, config: Config, layers: Layers) -> bool:
     return not violations(instance_of(p.problem, full, gbs=p.gbs), full)
 
 
-def _shapes(table: Table) -> Array:
-    """A number for the (pp, vpp) of each row."""
-    _, at = np.unique(np.stack((table.values["pp"], table.values["vpp"])), axis=1, return_inverse=True)
+def _shapes(p: Instance, table: Table) -> Array:
+    """A number for the pipeline shape of each row: pp, vpp, and where prediction modules are."""
+    shapes = (table.values["pp"], table.values["vpp"], p.splits.mtp_apart[table.values["split"]])
+    _, at = np.unique(np.stack(shapes), axis=1, return_inverse=True)
     return np.asarray(at.ravel())
 
 
@@ -187,7 +188,7 @@ class Candidates:
 
     def __init__(self, p: Instance, table: Table, bound: Array, objective: bool = True) -> None:
         self.p, self.table, self.bound = p, table, bound
-        self.at = _shapes(table)
+        self.at = _shapes(p, table)
         self.linear = forms(p, table.values, objective)
         self.times = items(p, table.values)
         self.beat = np.full(table.size, math.inf)

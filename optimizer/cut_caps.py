@@ -37,19 +37,19 @@ class Caps:
 def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
     """Necessary conditions, rank by rank, for rows of one pipeline shape that are to cost at most ``to_beat``.
 
+    A shape: pp, vpp, and where prediction modules are.
+
     A rank's layers count as of the cheaper kind as far as there can be such. A rank waits for the first chunks before
     it, and holds in flight what its leanest cut would.
     """
     pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
-    layers = p.model.num_layers
-    low, high = bounds(layers, pp, vpp)
+    layers, apart = p.model.num_layers, mtp_apart(p, values)
+    low, high = bounds(layers, pp, vpp, apart)
     size = len(to_beat)
     numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
     rest, pipeline = others(p, all_forms, size, pp, 0, int(numbers[-1])), all_forms.pipeline
     fits = np.ones((size, pp, len(numbers)), dtype=bool)
     fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
-    apart = p.splits.mtp_apart[values["split"]]
-    fits[:, -1] &= ~apart[:, None] | (numbers <= high[-1, :-1].sum())  # no layers beside an output layer on its own
     room = to_beat[:, None] * (1 + SLACK) - rest[:, None] + np.zeros(pp)
     if pipeline is not None:
         ends = fixed(pipeline.units, pp, values["grad_acc"])
@@ -72,7 +72,9 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         window = slice(reached[0], reached[-1] + 1)
         depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
         shapes = [Shape(pp, vpp, m) for m in depths.tolist()]
-        least = np.stack([[_least_held(layers, shape, rank)[window] for rank in range(pp)] for shape in shapes])[which]
+        least = np.stack([[_least_held(layers, shape, rank, apart)[window] for rank in range(pp)] for shape in shapes])[
+            which
+        ]
         some, least = np.isfinite(least), np.where(np.isfinite(least), least, 0.0)
         at_once = np.array([[_most_at_once(shape, rank) for rank in range(pp)] for shape in shapes])[which]
         there = {
@@ -91,6 +93,11 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
         everything = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in kinds(p).items())
         possible &= ~(np.maximum(room, 0.0).sum(axis=1) < everything)
     return Caps(most, least_layers, possible)
+
+
+def mtp_apart(p: Instance, values: Mapping[str, Array]) -> bool:
+    """Whether the prediction modules of some rows of one pipeline shape are on the stage before the last: of all."""
+    return bool(p.splits.mtp_apart[values["split"][0]])
 
 
 def _reach(fits: Array, numbers: Array, layers: int) -> tuple[Array, Array]:
@@ -117,17 +124,18 @@ def waits(units: Mapping[str, Array], pp: int) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def in_flight(layers: int, shape: Shape, rank: int) -> Array:
+def in_flight(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
     """(cut,) layers times microbatches that a rank holds at its worst moment with each of its ``rank_cuts``."""
-    sizes = rank_cuts(layers, shape.pp, shape.vpp, rank).sizes
+    sizes = rank_cuts(layers, shape.pp, shape.vpp, rank, apart).sizes
     return np.asarray((moments(shape, rank).astype(float) @ sizes.T.astype(float)).max(axis=0))
 
 
 @lru_cache(maxsize=4096)
-def _least_held(layers: int, shape: Shape, rank: int) -> Array:
+def _least_held(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
     """What a rank has in flight at least, for 0 to ``layers`` layers, at its worst moment; inf: it cannot hold them."""
     least = np.full(layers + 1, math.inf)
-    np.minimum.at(least, rank_cuts(layers, shape.pp, shape.vpp, rank).total, in_flight(layers, shape, rank))
+    total = rank_cuts(layers, shape.pp, shape.vpp, rank, apart).total
+    np.minimum.at(least, total, in_flight(layers, shape, rank, apart))
     return least
 
 
@@ -186,17 +194,16 @@ def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
     """
     pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
     depths, which = np.unique(np.minimum(grad_acc, saturated(pp, vpp)), return_inverse=True)
+    apart = mtp_apart(p, of.values)
     fixed_of = [fixed(form.units, pp, grad_acc) for form in of.forms.limits]
     windows, allowed = [], []
     for rank in range(pp):
-        every = rank_cuts(layers, pp, vpp, rank)
+        every = rank_cuts(layers, pp, vpp, rank, apart)
         most, least = of.most[:, rank, None], of.least[:, rank, None]
         window = every.window(int(least.min()), int(most.max()))
         cuts = every.only(window)
         fits = (cuts.total >= least) & (cuts.total <= most)
-        if rank == pp - 1:
-            fits &= ~p.splits.mtp_apart[of.values["split"], None] | (cuts.sizes[:, -1] == 0)
-        flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank)[window] for m in depths.tolist()])[which]
+        flying = np.stack([in_flight(layers, Shape(pp, vpp, m), rank, apart)[window] for m in depths.tolist()])[which]
         there = _kinds_on(p, pp, vpp, rank)
         at_once = np.array([[_most_at_once(Shape(pp, vpp, m), rank)] for m in depths.tolist()])[which]
         in_flight_there = {kind: n * at_once for kind, n in there.items()}
@@ -240,9 +247,11 @@ def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:
     """
     pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
     there, least = _kinds_on(p, pp, vpp, rank), of.least.min(axis=0)
-    chunks = np.maximum(bounds(layers, pp, vpp)[0], least[:, None] // vpp)
+    apart = mtp_apart(p, of.values)
+    chunks = np.maximum(bounds(layers, pp, vpp, apart)[0], least[:, None] // vpp)
     if vpp > 1:
         chunks[0, 0] = chunks[-1, -1] = 0  # may hold fewer than the others of their rank
+        chunks[-2, -1] *= not apart
     surely = chunks.T.ravel()
     found = np.zeros((len(grad_acc), len(sizes)))
     mine = np.arange(pp * vpp) % pp == rank

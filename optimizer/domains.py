@@ -133,7 +133,8 @@ def _split_list(
         whole = balanced(layers, 1, 1)
         alone = [Split(whole, classify(whole, layers))] if (1, 1) in shapes else []
         several = [shape for shape in shapes if shape[0] > 1 and free_shape(layers, *shape)]
-        apart = [shape for shape in several if shape[0] > 2] if cuts != "free" else []
+        with_apart = [shape for shape in shapes if shape[0] > 2 and free_shape(layers, *shape, mtp_apart=True)]
+        apart = with_apart if cuts != "free" else []
         return Splits(layer_is_moe, [*alone, *(free(*s) for s in several), *(free(*s, mtp_apart=True) for s in apart)])
     uneven = framework in (*MEGATRON_LIKE, "torchtitan")
     return Splits(layer_is_moe, enumerate_splits(layers, shapes, uneven, schedule), schedule=schedule)

@@ -28,28 +28,30 @@ FEWER = 1
 
 
 @lru_cache(maxsize=256)
-def likely_cuts(num_layers: int, pp: int, vpp: int) -> Array:
+def likely_cuts(num_layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> Array:
     """Cuts of the stated domain (``splits.rank_cuts``) of several ranks, (cut, stage) in model order."""
     even = num_layers // (pp * vpp)
     ends = sorted({0, *range(max(0, even - FEWER), even + 2)})
     middle = np.arange(pp * vpp - 2)
+    if mtp_apart:  # the last stage holds none, that before it counts as an end
+        middle = middle[:-1]
     found: list[Array] = []
     for fuller_first in (True, False):
         tried = []
         for first, last in itertools.product(ends, ends) if len(middle) else ((n, num_layers - n) for n in ends):
             small, fuller = divmod(num_layers - first - last, max(1, len(middle)))
             of_middle = small + ((middle if fuller_first else middle[::-1]) < fuller)
-            tried.append(np.concatenate(([first], of_middle, [last])))
-        found.append(_in_domain(np.array(tried), num_layers, pp, vpp, fuller_first))
+            tried.append(np.concatenate(([first], of_middle, [last], [0] * mtp_apart)))
+        found.append(_in_domain(np.array(tried), num_layers, pp, vpp, fuller_first, mtp_apart))
     return np.unique(np.concatenate(found), axis=0)
 
 
-def _in_domain(cuts: Array, num_layers: int, pp: int, vpp: int, fuller_first: bool) -> Array:
+def _in_domain(cuts: Array, num_layers: int, pp: int, vpp: int, fuller_first: bool, mtp_apart: bool) -> Array:
     """Those of the cuts that ``splits.rank_cuts`` has, all ranks of one kind."""
-    low, high = (of.T.ravel() for of in bounds(num_layers, pp, vpp))
+    low, high = (of.T.ravel() for of in bounds(num_layers, pp, vpp, mtp_apart))
     cuts = cuts[np.all((cuts >= low) & (cuts <= high), axis=1)]
     for rank in range(pp):
-        known = rank_cuts(num_layers, pp, vpp, rank)
+        known = rank_cuts(num_layers, pp, vpp, rank, mtp_apart)
         known = known.only(known.fuller_first if fuller_first else known.fuller_last)
         sizes = set(map(tuple, known.sizes.tolist()))
         cuts = cuts[[tuple(chunks) in sizes for chunks in cuts[:, rank::pp].tolist()]]
@@ -93,11 +95,10 @@ def _all_costs(
     p: Instance, all_forms: Forms, times: Items, values: Mapping[str, Array], paths: Paths
 ) -> Iterator[tuple[Shape, Array, Array, Array]]:
     """For each schedule its rows, its likely cuts, and (row, cut) what each costs by the known paths; inf: illegal."""
-    apart = p.splits.mtp_apart[values["split"]]
-    schedules = np.stack([values[axis] for axis in ("pp", "vpp", "grad_acc")])
+    schedules = np.stack([*(values[axis] for axis in ("pp", "vpp", "grad_acc")), p.splits.mtp_apart[values["split"]]])
     kinds, which = np.unique(schedules, axis=1, return_inverse=True)
-    for i, (pp, vpp, grad_acc) in enumerate(kinds.T.tolist()):
-        cuts = likely_cuts(p.model.num_layers, pp, vpp)
+    for i, (pp, vpp, grad_acc, mtp_apart) in enumerate(kinds.T.tolist()):
+        cuts = likely_cuts(p.model.num_layers, pp, vpp, bool(mtp_apart))
         if not len(cuts):
             continue
         rows = np.flatnonzero(which.ravel() == i)
@@ -105,8 +106,7 @@ def _all_costs(
         of = Contents.of(cuts, p.model.layer_is_moe, pp)
         outside, dense, moe = on_path(paths.of(many.shape), times.rows((rows, None, None)))
         lengths = outside + of.dense @ dense.swapaxes(1, 2) + of.moe @ moe.swapaxes(1, 2)
-        legal = is_legal(many, of) & (~apart[rows, None] | (cuts[:, -1] == 0))
-        yield many.shape, rows, cuts, np.where(legal, cost_at(many, of, lengths.max(axis=2)), np.inf)
+        yield many.shape, rows, cuts, np.where(is_legal(many, of), cost_at(many, of, lengths.max(axis=2)), np.inf)
 
 
 def _along_their_paths(

@@ -176,13 +176,15 @@ def accounted(num_layers: int, pp: int, vpp: int, schedule: str = "1f1b") -> Ite
             yield from_model_order(counts, pp, schedule)
 
 
-def bounds(num_layers: int, pp: int, vpp: int) -> tuple[Array, Array]:
+def bounds(num_layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> tuple[Array, Array]:
     """Least and most layers of each chunk of a free cut, array (rank, chunk) each; see ``rank_cuts``."""
     share = num_layers / (pp * vpp)
     low = np.full((pp, vpp), max(1, math.floor(share / 2)), dtype=np.int64)
     high = np.full((pp, vpp), math.ceil(2 * share), dtype=np.int64)
     if pp > 1:
         low[0, 0] = low[-1, -1] = 0
+    if mtp_apart:
+        low[-2, -1] = high[-1, -1] = 0
     return low, high
 
 
@@ -206,18 +208,22 @@ class RankCuts(NamedTuple):
         return slice(*np.searchsorted(self.total, (least, most + 1)).tolist())
 
 
-def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int) -> RankCuts:
+def rank_cuts(num_layers: int, pp: int, vpp: int, rank: int, mtp_apart: bool = False) -> RankCuts:
     """The stated domain of free cuts: chunk sizes that one rank may have.
 
     A chunk holds half to twice the even share. The chunks of a rank differ by at most one layer, and the fuller ones
     are its first or its last, on all ranks alike. The pipeline's first chunk (with the embedding) and its last (with
-    the output layer) may hold fewer layers than the others of their rank, or none.
+    the output layer) may hold fewer layers than the others of their rank, or none. With ``mtp_apart`` the last holds
+    none, and that before it, with the prediction modules, may hold fewer or none.
     """
-    return _rank_cuts(num_layers, pp, vpp, pp > 1 and rank == 0, pp > 1 and rank == pp - 1)
+    of_last = ("none" if mtp_apart else "fewer") if pp > 1 and rank == pp - 1 else "alike"
+    if mtp_apart and rank == pp - 2:
+        of_last = "fewer"
+    return _rank_cuts(num_layers, pp, vpp, pp > 1 and rank == 0, of_last)
 
 
 @lru_cache(maxsize=512)
-def _rank_cuts(num_layers: int, pp: int, vpp: int, first: bool, last: bool) -> RankCuts:
+def _rank_cuts(num_layers: int, pp: int, vpp: int, first: bool, of_last: str) -> RankCuts:
     low, high = (int(b.max()) for b in bounds(num_layers, pp, vpp))
     totals = np.arange(min(num_layers, high * vpp) + 1)
 
@@ -228,12 +234,15 @@ def _rank_cuts(num_layers: int, pp: int, vpp: int, first: bool, last: bool) -> R
         return small[:, None] + (place < fuller[:, None]), (small >= low) & (small + (fuller > 0) <= high)
 
     def one_kind(fuller_first: bool) -> Array:
+        if of_last == "none" and vpp == 1:
+            return np.zeros((1, 1), dtype=np.int64)
         sizes, inside = level(totals, vpp, fuller_first)
-        found = [sizes[inside]]
-        if (first or last) and vpp == 1:
+        found = [sizes[inside]] if of_last != "none" else []
+        if (first or of_last != "alike") and vpp == 1:
             found.append(totals[totals <= high, None])
-        elif first or last:
-            total, short = (grid.ravel() for grid in np.meshgrid(totals, np.arange(high + 1), indexing="ij"))
+        elif first or of_last != "alike":
+            fewer = np.arange(1 if of_last == "none" else high + 1)
+            total, short = (grid.ravel() for grid in np.meshgrid(totals, fewer, indexing="ij"))
             others, inside = level(total - short, vpp - 1, fuller_first)
             inside &= short <= others.max(axis=1)
             parts = (short[inside, None], others[inside])
@@ -253,9 +262,9 @@ def _rank_cuts(num_layers: int, pp: int, vpp: int, first: bool, last: bool) -> R
     return RankCuts(sizes[at], sizes[at].sum(axis=1), *kind)
 
 
-def free_shape(num_layers: int, pp: int, vpp: int) -> bool:
+def free_shape(num_layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> bool:
     """Whether some free cut of this shape may exist within the stated domain."""
-    low, high = bounds(num_layers, pp, vpp)
+    low, high = bounds(num_layers, pp, vpp, mtp_apart)
     return bool(low.sum() <= num_layers <= high.sum())
 
 
@@ -691,10 +700,11 @@ def _rows(dense: Array, moe: Array, ranks: list[int], schedule: str, mtp_apart: 
 def _relaxed_rows(cut: Split, layer_is_moe: tuple[bool, ...]) -> list[dict[str, float]]:
     """Four slots of which each holds no more than some rank of any free cut: mean, last, second, fullest."""
     pp, vpp, layers, moe = cut.pp, cut.vpp, len(layer_is_moe), sum(layer_is_moe)
-    low, high = bounds(layers, pp, vpp)
+    low, high = bounds(layers, pp, vpp, cut.mtp_apart)
     least, most = int(low.max()), int(high[0].sum())
+    surely = pp - 2 - (cut.mtp_apart and vpp == 1)  # ranks between the ends that hold layers, whatever the cut
     hiding = {"dense_hiding": min(most, layers - moe), "moe_hiding": min(most, moe)}
-    ends, middle = (vpp - 1) * least, vpp * least
+    ends, middle = (vpp - 1) * least, int(low[1].sum()) if pp > 2 else vpp * least
     kind = "moe" if moe == layers else "dense"
     alike = moe in (0, layers)
     on_last = int(high[-1, :-1].sum()) if cut.mtp_apart else layers
@@ -724,9 +734,11 @@ def _relaxed_rows(cut: Split, layer_is_moe: tuple[bool, ...]) -> list[dict[str, 
         last |= {"dense_ahead": layers - moe, "moe_ahead": moe}
     if alike:
         ahead = f"{kind}_ahead"
-        mean |= {f"holds_{kind}": max(0, pp - 2) / pp, ahead: least * sum(range(pp - 1)) / pp}
-        last |= {kind: ends, f"holds_{kind}": ends > 0, ahead: layers - ends if vpp == 1 else least * (pp - 2)}
-        second |= {kind: middle, f"holds_{kind}": 1} if pp > 2 else {}
+        on_first = low[1:-1, 0]  # of the ranks between the ends, all but the last ahead of the next
+        before = float((on_first * np.arange(pp - 2, 0, -1)).sum())
+        mean |= {f"holds_{kind}": max(0, surely) / pp, ahead: before / pp}
+        last |= {kind: ends, f"holds_{kind}": ends > 0, ahead: layers - ends if vpp == 1 else int(on_first.sum())}
+        second |= {kind: middle, f"holds_{kind}": middle > 0} if pp > 2 else {}
         fullest |= {kind: fullest_of(layers), f"holds_{kind}": 1}
     else:
         experts = max(0, middle - (layers - moe)) if pp > 2 else 0
@@ -748,7 +760,7 @@ def _relaxed_in_flight(name: str, cut: Split, layer_is_moe: tuple[bool, ...], mi
         if cut.vpp == 1:
             rows[2] *= float(most.max())
         elif all(layer_is_moe) or not any(layer_is_moe):
-            rows[2] = float(most.sum(axis=1).max()) * rows[2] / cut.vpp
+            rows[2] = float((most @ bounds(len(layer_is_moe), cut.pp, cut.vpp, cut.mtp_apart)[0][1]).max())
     return np.array([*rows, *([rows[-1]] * (slots - len(rows)))])
 
 

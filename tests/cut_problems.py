@@ -220,7 +220,7 @@ def stage_problem(seed: int, largest: int = LARGEST) -> StageProblem:
         "split": 0,
     }
     apart = problem.mtp_layers > 0 and pp > 2 and random.Random(f"apart {seed}").random() < 0.6
-    cuts = [cut for cut in cuts if not apart or not cut[-1][-1]]
+    cuts = all_cuts(layers, pp, vpp, apart)
     p = with_cuts(problem, dp * m * mbs, cuts, apart)
     found = StageProblem(p, {axis: np.array([value]) for axis, value in axes.items()}, cuts)
     if rng.random() < 0.5:

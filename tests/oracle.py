@@ -34,16 +34,18 @@ def enumerate_all(problem: Problem, top: int | None = None, any_cut: bool = Fals
 
 
 @lru_cache(maxsize=1024)
-def all_cuts(layers: int, pp: int, vpp: int) -> list[Layers]:
+def all_cuts(layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> list[Layers]:
     """Every cut of the stated domain of free cuts."""
     found: dict[Layers, None] = {}
     for side in (False, True):
-        ranks = [rank_cuts(layers, pp, vpp, rank, side) for rank in range(pp)]
+        ranks = [rank_cuts(layers, pp, vpp, rank, side, mtp_apart) for rank in range(pp)]
         found |= {cut: None for cut in itertools.product(*ranks) if sum(map(sum, cut)) == layers}
     return list(found)
 
 
-def rank_cuts(layers: int, pp: int, vpp: int, rank: int, fuller_first: bool) -> list[tuple[int, ...]]:
+def rank_cuts(
+    layers: int, pp: int, vpp: int, rank: int, fuller_first: bool, mtp_apart: bool = False
+) -> list[tuple[int, ...]]:
     """The domain of one rank's cuts where all ranks have the fuller chunks first or last, one by one."""
     low, high = (int(b.max()) for b in bounds(layers, pp, vpp))
 
@@ -57,14 +59,14 @@ def rank_cuts(layers: int, pp: int, vpp: int, rank: int, fuller_first: bool) -> 
     cuts: dict[tuple[int, ...], None] = {}
     for total in range(layers + 1):
         cuts |= dict.fromkeys(level(total, vpp))
-        if pp == 1 or rank not in (0, pp - 1):
+        if pp == 1 or rank not in (0, pp - 1, *([pp - 2] if mtp_apart else [])):
             continue
         for short in range(min(total, high) + 1):
             rest: list[tuple[int, ...]] = [()] if short == total else []
             for others in level(total - short, vpp - 1) if vpp > 1 else rest:
                 if short <= max(others, default=high):
                     cuts[(short, *others) if rank == 0 else (*others, short)] = None
-    return list(cuts)
+    return [cut for cut in cuts if not (mtp_apart and rank == pp - 1 and cut[-1])]
 
 
 def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool) -> Splits:
@@ -74,10 +76,10 @@ def _splits(problem: Problem, domains: dict[str, tuple[int, ...]], any_cut: bool
     cuts = dict.fromkeys((cut.layers, False) for cut in listed)
     if any_cut and takes_any_cut(problem):
         shapes = [(p, v) for p in domains["pp"] for v in domains["vpp"] if p > 1 and p * v <= layers + 2]
-        everything = [cut for shape in shapes for cut in all_cuts(layers, *shape)]
-        cuts |= dict.fromkeys((cut, False) for cut in everything)
+        cuts |= dict.fromkeys((cut, False) for shape in shapes for cut in all_cuts(layers, *shape))
         if may_be_apart(problem):
-            cuts |= dict.fromkeys((cut, True) for cut in everything if len(cut) > 2 and not cut[-1][-1])
+            several = [shape for shape in shapes if shape[0] > 2]
+            cuts |= dict.fromkeys((cut, True) for shape in several for cut in all_cuts(layers, *shape, mtp_apart=True))
     found = [Split(cut, classify(cut, layers, schedule), mtp_apart=apart) for cut, apart in cuts]
     if Recompute.BLOCK in domains["recompute"]:
         found += [Split(cut.layers, cut.kind, n) for cut in listed for n in range(1, max(map(max, cut.layers)))]

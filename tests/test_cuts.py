@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -167,8 +168,8 @@ def test_the_relaxation_of_all_cuts_is_below_each(block: int) -> None:
         of = stage_problem(seed, largest=400)
         pp, vpp = int(of.values["pp"][0]), int(of.values["vpp"][0])
         problem, model = of.p.problem, of.p.model
-        assert free_shape(model.num_layers, pp, vpp)
         apart = bool(of.p.splits.mtp_apart[0])
+        assert free_shape(model.num_layers, pp, vpp, apart)
         p = problem.instance(of.p.gbs, Splits(model.layer_is_moe, [free(pp, vpp, apart), *of.p.splits.cuts]))
         rng = random.Random(seed)
         trees = [quantity for _, quantity in objective_tree(p)] + [x.quantity(p) for x in active_limits(problem)]
@@ -189,22 +190,23 @@ def test_the_relaxation_of_all_cuts_is_below_each(block: int) -> None:
 
 @pytest.mark.parametrize(("layers", "pp", "vpp"), [(2, 2, 2), (7, 4, 1), (9, 2, 3), (12, 4, 2), (31, 3, 5), (16, 1, 1)])
 def test_cuts_of_a_rank_equal_their_definition(layers: int, pp: int, vpp: int) -> None:
-    for rank in range(pp):
-        found = rank_cuts(layers, pp, vpp, rank)
+    for rank, apart in itertools.product(range(pp), (False, True) if pp > 2 else (False,)):
+        found = rank_cuts(layers, pp, vpp, rank, apart)
         cuts = [tuple(sizes) for sizes in found.sizes.tolist()]
         assert len(set(cuts)) == len(cuts) and found.total.tolist() == sorted(map(sum, cuts))
         for side, fuller_first in ((found.fuller_first, True), (found.fuller_last, False)):
             mine = {cut for cut, there in zip(cuts, side.tolist(), strict=True) if there}
-            assert mine == set(oracle.rank_cuts(layers, pp, vpp, rank, fuller_first))
+            assert mine == set(oracle.rank_cuts(layers, pp, vpp, rank, fuller_first, apart))
 
 
 @pytest.mark.parametrize(("layers", "pp", "vpp"), [(5, 2, 1), (12, 2, 2), (13, 4, 2), (16, 3, 3), (7, 4, 2), (3, 2, 2)])
 def test_likely_cuts_are_cuts_of_the_domain(layers: int, pp: int, vpp: int) -> None:
     """Whatever is listed early counts as the best cut of a configuration, so it must be one that is searched."""
-    likely = [from_model_order(cut, pp) for cut in likely_cuts(layers, pp, vpp).tolist()]
-    assert likely
-    assert len(set(likely)) == len(likely)
-    assert set(likely) <= set(oracle.all_cuts(layers, pp, vpp))
+    for apart in (False, True) if pp > 2 else (False,):
+        likely = [from_model_order(cut, pp) for cut in likely_cuts(layers, pp, vpp, apart).tolist()]
+        assert likely
+        assert len(set(likely)) == len(likely)
+        assert set(likely) <= set(oracle.all_cuts(layers, pp, vpp, apart))
 
 
 def promises(of: StageProblem, look_at: int = 1) -> list[Likely]:
