@@ -77,9 +77,9 @@ def mtp_schedule(p: Instance) -> Any:
 
 
 @rule(
-    "mtp_apart: prediction modules go on the stage before the output layer's where there are some, in Megatron-LM from"
+    "prediction modules go on the stage before the output layer's where there are some, in Megatron-LM from"
     " 0.16 on, with pp of 3 or more, --schedule 1f1b, and no layers on the output layer's stage ({p.splits.texts[0]}):"
-    " leave it out, or end layers_per_stage with |0",
+    " leave mtp_apart out, or end layers_per_stage with |0",
     source="Megatron-Core pipeline_parallel_layer_layout.py, validate_layer_layout: behind all layers, not on rank 0",
 )
 def mtp_apart(p: Instance, *, split: Any) -> Any:

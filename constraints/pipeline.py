@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from parsolve.functions import rule
-from parsolve.problem import Instance
+from parsolve.problem import Instance, Problem
 from parsolve.specs import Recompute
 from parsolve.specs.workload import FOLDED, MEGATRON_LIKE
 
@@ -74,13 +74,17 @@ def chunks_need_pipeline(p: Instance, *, pp: Any, vpp: Any) -> Any:
     return (vpp == 1) | (pp > 1)
 
 
+def stages_without_layers(problem: Problem) -> int:
+    """How many stages of a pipeline may hold no layer."""
+    return 2 if problem.megatron_core >= LAYOUT_SINCE else 0
+
+
 @rule(
     "pp={pp}, vpp={vpp} makes more chunks than the {p.model.num_layers} layers can fill",
 )
 def enough_layers(p: Instance, *, pp: Any, vpp: Any) -> Any:
     """Every chunk holds a layer, but for two: a layout string may leave embedding and output layer alone."""
-    alone = 2 if p.megatron_core >= LAYOUT_SINCE else 0
-    return pp * vpp <= p.model.num_layers + np.where(pp > 1, alone, 0)
+    return pp * vpp <= p.model.num_layers + np.where(pp > 1, stages_without_layers(p.problem), 0)
 
 
 @rule(

@@ -21,6 +21,9 @@ from parsolve.objectives.split_backward import FORWARD, INPUT_GRADIENT, WEIGHT_G
 from parsolve.specs.workload import FOLDED, SPLIT_BACKWARD
 from parsolve.splits import ranks_in_model_order
 
+MANY_MOMENTS = 256
+"""Of more moments than this, ``held`` compares neighbours alone."""
+
 
 class Shape(NamedTuple):
     """What fixes the order of all passes. ``kind``: a schedule; ``1f1b`` is interleaved when vpp > 1."""
@@ -194,6 +197,10 @@ def held(shape: Shape, rank: int) -> Array:
     period = min(total - first, pp * vpp)
     moments = done[first : first + period]
     moments[1:] -= back[: period - 1]
+    if period > MANY_MOMENTS:  # of the others only those next to each other are compared: more are kept than need be
+        falls, rises = (np.all(np.diff(moments, axis=0) * sign >= 0, axis=1) for sign in (-1, 1))
+        covered = np.append(rises & ~falls, False) | np.append(False, falls)
+        return np.asarray(moments[~covered])
     at_most = np.all(moments[:, None, :] <= moments[None, :, :], axis=2)
     earlier = np.tri(period, k=-1, dtype=bool)
     covered = at_most & (~at_most.T | earlier)

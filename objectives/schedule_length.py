@@ -30,37 +30,61 @@ def _steps(shape: Shape) -> list[list[tuple[int, int, bool]]]:
     ]
 
 
-def _ends_of_one(shape: Shape, of_stages: Array, delay: float) -> Array:
-    """When each pass ends, (pass,), for the time that a pass of each stage takes, (kind and stage,)."""
-    pp, _, m, kind = shape
-    groups = FEW_GROUPS
-    while kind == "1f1b" and 2 * groups * pp <= m:
-        ends = _by_repetition(shape, of_stages, delay, groups)
-        if ends is not None:
-            return ends
-        groups *= 2
-    return _one_by_one(shape, of_stages, delay)
+class _Repeated(NamedTuple):
+    """A schedule whose group of pp microbatches from ``before`` on can be put in again: each takes ``a_group`` s.
+
+    ``ends``: (kind and stage, microbatch) of the schedule without that.
+    """
+
+    ends: Array
+    before: int
+    a_group: float
+
+    def with_groups(self, times: int, pp: int) -> Array:
+        """When each pass ends, (pass,), with the group so many times more."""
+        after, end = self.before + pp, self.ends.shape[1]
+        which = np.concatenate((np.arange(after), np.tile(np.arange(self.before, after), times), np.arange(after, end)))
+        later = np.concatenate((np.zeros(after), np.repeat(np.arange(times) + 1, pp), np.full(end - after, times)))
+        return np.asarray((self.ends[:, which] + self.a_group * later).ravel())
 
 
-def _by_repetition(shape: Shape, of_stages: Array, delay: float, groups: int) -> Array | None:
-    """The same from a schedule of fewer groups of pp microbatches, whose middle group is put in again and again.
+def _repeated(shape: Shape, of_stages: Array, delay: float) -> _Repeated | None:
+    """The schedule on fewer microbatches, with a group that repeats itself; None: short, or not in step in time.
 
-    Every pass so placed is held against what it waits for in the whole schedule. As passes wait for each other in no
-    circle, there is one answer only, and what agrees everywhere is that answer. None where it does not agree: the
-    ranks are not in step yet when the middle group comes.
+    The group is put in as often as the fewer microbatches have groups, and every pass is then held against what it
+    waits for. As passes wait for each other in no circle there is one answer only, and what agrees everywhere is that
+    answer. However often the group is put in, each pass stands to what it waits for, at most three groups away, as one
+    of these does.
     """
     pp, vpp, m, kind = shape
-    fewer = groups * pp + m % pp
-    ends = _one_by_one(Shape(pp, vpp, fewer, kind), of_stages, delay).reshape(-1, fewer)
-    before, after, times = groups // 2 * pp, (groups // 2 + 1) * pp, m // pp - groups
-    a_group = ends[0, after] - ends[0, before]
-    which = np.concatenate((np.arange(after), np.tile(np.arange(before, after), times), np.arange(after, fewer)))
-    later = np.concatenate((np.zeros(after), np.repeat(np.arange(times) + 1, pp), np.full(fewer - after, times)))
-    found = np.append(ends[:, which] + a_group * later, 0.0)  # the last: what needs no input
+    groups = FEW_GROUPS
+    while kind == "1f1b" and 2 * groups * pp <= m:
+        fewer = groups * pp + m % pp
+        ends = _one_by_one(Shape(pp, vpp, fewer, kind), of_stages, delay).reshape(-1, fewer)
+        before = groups // 2 * pp
+        found = _Repeated(ends, before, float(ends[0, before + pp] - ends[0, before]))
+        twice = Shape(pp, vpp, fewer + groups * pp, kind)
+        if _agrees(twice, found.with_groups(groups, pp), of_stages, delay):
+            return found
+        groups *= 2
+    return None
+
+
+def _agrees(shape: Shape, ends: Array, of_stages: Array, delay: float) -> bool:
+    """Whether every pass ends when it must, after what it waits for."""
     previous, inputs, sent = neighbours(shape)
+    found = np.append(ends, 0.0)  # the last: what needs no input
     starts = np.maximum(found[previous], found[inputs] + np.where(sent, delay, 0.0))
-    off = np.abs(starts + np.repeat(of_stages, m) - found[:-1]).max()
-    return found[:-1] if off <= SAME * found.max() else None
+    off = np.abs(starts + np.repeat(of_stages, shape.microbatches) - ends).max()
+    return bool(off <= SAME * ends.max())
+
+
+def _ends_of_one(shape: Shape, of_stages: Array, delay: float) -> Array:
+    """When each pass ends, (pass,), for the time that a pass of each stage takes, (kind and stage,)."""
+    short = _repeated(shape, of_stages, delay)
+    if short is None:
+        return _one_by_one(shape, of_stages, delay)
+    return short.with_groups((shape.microbatches - short.ends.shape[1]) // shape.pp, shape.pp)
 
 
 def _one_by_one(shape: Shape, of_stages: Array, delay: float) -> Array:
@@ -187,4 +211,8 @@ def makespan(shape: Shape, forward: Array, backward: Array, delay: float = 0.0, 
 
 @lru_cache(maxsize=4096)
 def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float, weight: bytes) -> float:
-    return float(_ends_of_one(shape, np.frombuffer(forward + backward + weight), delay).max())
+    of_stages = np.frombuffer(forward + backward + weight)
+    short = _repeated(shape, of_stages, delay)
+    if short is None:
+        return float(_one_by_one(shape, of_stages, delay).max())
+    return float(short.ends.max() + short.a_group * ((shape.microbatches - short.ends.shape[1]) // shape.pp))

@@ -19,6 +19,8 @@ from parsolve.objectives.schedule_length import ends_of_cases
 
 ROUNDS = 3
 """Groups of pp microbatches in the short schedule of ``long_paths``."""
+TESTED = 8
+"""How often more its cycle is put in when the result is followed pass by pass."""
 
 
 class Path(NamedTuple):
@@ -101,7 +103,7 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: Any = 0.0) 
 
     The order of passes repeats itself every group of microbatches. Where the longest path of the short schedule comes
     to the same pass of the next group, the part between is put in once more for each group left out. The result is
-    followed pass by pass through the whole schedule; if it is no path there the longest one is looked for.
+    followed pass by pass through a longer schedule; if it is no path there the longest one is looked for.
     ``forward``, ``backward``: (stage, case); ``delay``: one, or (case,).
     """
     pp, vpp, m, kind = shape
@@ -122,24 +124,30 @@ def long_paths(shape: Shape, forward: Array, backward: Array, delay: Any = 0.0) 
 def _lengthened(shape: Shape, on_path: Array, cycle: slice | None, fewer: int, period: int) -> Path | None:
     """The path of a schedule with ``fewer`` microbatches with its cycle as often as ``shape`` has room for.
 
-    None where a pass of it does not follow the one before in the order of ``shape``.
+    None where it is no path: where a pass does not follow the one before in the order of a schedule with the cycle
+    ``TESTED`` times more, or as often as there is room for. More often it follows on itself the same way.
     """
     if cycle is None:
         return None
-    m = shape.microbatches
-    times = (m - fewer) // period
+    times = (shape.microbatches - fewer) // period
+    tested = min(times, TESTED)
+    m = fewer + tested * period
     part = np.arange(cycle.start, cycle.stop)
-    which = np.concatenate((np.arange(cycle.start), np.tile(part, times + 1), np.arange(cycle.stop, len(on_path))))
+    which = np.concatenate((np.arange(cycle.start), np.tile(part, tested + 1), np.arange(cycle.stop, len(on_path))))
     later = np.repeat(
-        [0, *range(times + 1), times], [cycle.start, *[len(part)] * (times + 1), len(on_path) - part[-1] - 1]
+        [0, *range(tested + 1), tested], [cycle.start, *[len(part)] * (tested + 1), len(on_path) - part[-1] - 1]
     )
     passes = on_path[which] // fewer * m + on_path[which] % fewer + later * period
-    previous, inputs, sent = neighbours(shape)
+    previous, inputs, sent = neighbours(shape._replace(microbatches=m))
     after, before = passes[1:], passes[:-1]
     on_rank, by_input = previous[after] == before, inputs[after] == before
     if not np.all(on_rank | by_input):
         return None
-    return _path(shape, passes, int((by_input & ~on_rank & sent[after]).sum()))
+    by_transfer = by_input & ~on_rank & sent[after]
+    path = _path(shape._replace(microbatches=m), passes, int(by_transfer.sum()))
+    once = slice(cycle.start + len(part), cycle.stop + len(part))  # one more time, entered from the cycle itself
+    more = _path(shape._replace(microbatches=m), passes[once], int(by_transfer[once.start - 1 : once.stop - 1].sum()))
+    return Path(*(column + (times - tested) * extra for column, extra in zip(path, more, strict=True)))
 
 
 def _cycle(on_path: Array, durations: Array, period: int, microbatches: int) -> slice | None:

@@ -72,7 +72,13 @@ class AnyCut:
         table = joined.table.keep(~one_stage)
         if not table.size:
             return True
-        rows = Open(self.p, self.search.best, table, limit)
+        try:
+            rows = Open(self.p, self.search.best, table, limit, self.deadline)
+            return self._settle(rows, limit)
+        except TimeoutError:
+            return False
+
+    def _settle(self, rows: Open, limit: float) -> bool:
         if not rows.table.size:
             return True
         self._start(rows)
@@ -186,8 +192,10 @@ class Candidates:
     ``beat``: what a cut of each must cost less than to matter.
     """
 
-    def __init__(self, p: Instance, table: Table, bound: Array, objective: bool = True) -> None:
-        self.p, self.table, self.bound = p, table, bound
+    def __init__(
+        self, p: Instance, table: Table, bound: Array, objective: bool = True, deadline: float = math.inf
+    ) -> None:
+        self.p, self.table, self.bound, self.deadline = p, table, bound, deadline
         self.at = _shapes(p, table)
         self.linear = forms(p, table.values, objective)
         self.times = items(p, table.values)
@@ -222,7 +230,14 @@ class Candidates:
             yield guess, ShapeCuts.of(self.p, of.rows(slice(k, k + 1)))
 
     def _possible(self, rows: Array, beat: Array) -> tuple[Array, ShapeRows]:
-        """Those of the rows, of one shape, that some cut could make cheaper than ``beat`` (row,)."""
+        """Those of the rows, of one shape, that some cut could make cheaper than ``beat`` (row,).
+
+        Raises
+        ------
+        TimeoutError: ``time.perf_counter()`` passed the deadline.
+        """
+        if time.perf_counter() > self.deadline:
+            raise TimeoutError
         part = {axis: column[rows] for axis, column in self.table.values.items()}
         linear = self.linear.rows(rows)
         answer = caps(self.p, linear, part, beat)
@@ -235,13 +250,13 @@ class Candidates:
 class Open(Candidates):
     """Rows in the order of their bounds, with what a list of plans and what is settled leave to do."""
 
-    def __init__(self, p: Instance, best: _List, table: Table, limit: float) -> None:
+    def __init__(self, p: Instance, best: _List, table: Table, limit: float, deadline: float) -> None:
         from parsolve.optimizer.ranking import configs_of
 
         bound = objective_rows(p, table.values).bound
         order = np.argsort(bound, kind="stable")
         table = Table(table.axes, {axis: column[order] for axis, column in table.values.items()})
-        super().__init__(p, table, bound[order])
+        super().__init__(p, table, bound[order], deadline=deadline)
         self.best, self.limit = best, limit
         self._aim_all()
         self._drop_impossible()
@@ -304,7 +319,7 @@ def _first_among(p: Instance, base: Filter, rows: int, deadline: float) -> tuple
     joined = join(base, math.inf, rows)
     table = joined.table.keep(joined.table.values["pp"] > 1) if joined.table.axes else joined.table
     if table.size:
-        candidates = Candidates(p, table, np.zeros(table.size), objective=False)
+        candidates = Candidates(p, table, np.zeros(table.size), objective=False, deadline=deadline)
         for i in range(table.size):
             if time.perf_counter() > deadline:
                 raise TimeoutError

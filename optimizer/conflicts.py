@@ -41,7 +41,7 @@ MAX_BATCH_DISTANCE = 2
 MAX_MORE_DOMAINS = 128
 """Larger clusters are tried up to this many domains more."""
 TIME_BUDGET_S, EACH_S = 20.0, 5.0
-"""Relaxations stop being searched for after this long in all, and each of them; what was found is printed."""
+"""Without a time limit an explanation takes no longer in all, and each relaxation; what was found is printed."""
 
 
 class OutOfTime(Exception):
@@ -276,8 +276,8 @@ class _Watch:
 
     @staticmethod
     def within(time_limit: float | None) -> _Watch:
-        """From now on, at most the budget of an explanation."""
-        budget = TIME_BUDGET_S if time_limit is None else max(1.0, min(TIME_BUDGET_S, time_limit))
+        """From now on as long as there is time, or the budget of an explanation where there is no limit."""
+        budget = TIME_BUDGET_S if time_limit is None else max(1.0, time_limit)
         return _Watch(time.perf_counter() + budget)
 
     def left(self) -> float:
@@ -313,6 +313,8 @@ def _exclusion(problem: Problem, members: Sequence[Rule | Limit], feasibility: F
         enough = [member.name for member in members if feasibility.without(problem, member)]
     except OutOfTime:
         return f"{start}; whether others do as well was not settled in time"
+    if len(members) == 1 and not enough:
+        return f"{start}; to be rid of it is not enough, others exclude every plan as well"
     if len(enough) == len(members):
         return f"{start}; without {'it' if len(members) == 1 else 'any one of them'} a plan exists"
     if enough:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from parsolve.constraints.multi_token import may_be_apart
-from parsolve.constraints.pipeline import LAYOUT_SINCE, WITHOUT_BLOCK
+from parsolve.constraints.pipeline import LAYOUT_SINCE, WITHOUT_BLOCK, stages_without_layers
 from parsolve.evaluation import active_rules
 from parsolve.functions import Array
 from parsolve.problem import Instance, Problem
@@ -41,7 +41,7 @@ def static_domains(problem: Problem) -> dict[str, tuple[int, ...]]:
     return {
         "tp": tensor,
         "cp": tuple(d for d in world if d <= min(MAX_CONTEXT_PARALLEL, problem.workload.seq_len)),
-        "pp": tuple(d for d in world if d <= model.num_layers),
+        "pp": tuple(d for d in world if d <= model.num_layers + stages_without_layers(problem)),
         "ep": tuple(d for d in world if d <= model.moe.num_experts) if model.moe else (1,),
         "etp": tensor,
         "dp": world,
@@ -96,16 +96,20 @@ def _grid_filling_dp(problem: Problem, gbs: int, domains: Mapping[str, tuple[int
     return tuple(dp for dp in domains["dp"] if world // dp in others and not (exact and gbs % dp))
 
 
+def takes_layouts(problem: Problem) -> bool:
+    """The launcher spells any cut of the layers into stages, under this schedule."""
+    layouts = problem.workload.framework in MEGATRON_LIKE and problem.megatron_core >= LAYOUT_SINCE
+    return layouts and not problem.workload.splits_backward
+
+
 def takes_any_cut(problem: Problem) -> bool:
     """Whether there can be several stages, and the launcher spells any cut of them: Megatron-Core's layout strings.
 
     It has no schedule that splits the backward pass, whose cuts cannot be relaxed, whatever rules are left out.
     """
+    if not takes_layouts(problem):
+        return False
     blank = problem.instance(1, Splits((), ()))
-    if problem.workload.framework not in MEGATRON_LIKE or blank.megatron_core < LAYOUT_SINCE:
-        return False
-    if problem.workload.splits_backward:
-        return False
     return any(pp > 1 for pp in restrict(blank, {"pp": static_domains(problem)["pp"]})["pp"])
 
 

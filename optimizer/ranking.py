@@ -157,6 +157,19 @@ def solves_any_cut(problem: Problem) -> bool:
     return problem.goal == STEP_TIME and not over_cuts and one_f_one_b and domain_module.takes_any_cut(problem)
 
 
+def why_listed(problem: Problem) -> str:
+    """Why ``solves_any_cut`` says no, in words."""
+    if not domain_module.takes_any_cut(problem):
+        stages = [pp for pp in domain_module.static_domains(problem)["pp"] if pp > 1]
+        no_layouts = f"{problem.workload.framework} takes no layout of the stages"
+        return no_layouts if stages and not domain_module.takes_layouts(problem) else "there is one stage only"
+    if problem.goal != STEP_TIME:
+        return "the goal is not the step time alone"
+    return (
+        "a rule over cuts of the layers is given" if problem.workload.schedule == "1f1b" else "the schedule is not 1F1B"
+    )
+
+
 def layout_of(config: Config) -> tuple[int, int, int, int]:
     """What makes two plans distinct: (tp, pp, cp, ep)."""
     return (config.tp, config.pp, config.cp, config.ep)

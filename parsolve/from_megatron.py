@@ -384,17 +384,22 @@ def _layout_stages(text: str) -> list[str]:
 def _modules_apart(text: str, modules: int, pp: int, version: tuple[int, ...], notes: list[str]) -> bool:
     """Whether the prediction modules of a layout are on the stage before the output layer's, not beside it.
 
-    They must be as many as are trained, on one stage, behind all layers.
+    They must be as many as are trained, on one stage, behind all layers; E starts the first stage and L ends the last.
     Source: pipeline_parallel_layer_layout.py, validate_layer_layout.
     """
     stages = _layout_stages(text)
+    letters = "".join(stages)
+    if letters.count("E") != 1 or not stages[0].startswith("E"):
+        raise SpecError("must have one E, at the start: the embedding", LAYOUT)
+    if letters.count("L") != 1 or not stages[-1].endswith("L"):
+        raise SpecError("must have one L, at the end: the output layer and the loss", LAYOUT)
     found = [number for number, stage in enumerate(stages) if "m" in stage]
-    count = "".join(stages).count("m")
+    count = letters.count("m")
     if count != modules:
         raise SpecError(f"has {count} m, but --mtp-num-layers is {modules}: they must agree", LAYOUT)
     if len(found) > 1:
         raise SpecError("has m on several stages: all must be on one", LAYOUT)
-    if modules and "t" in "".join(stages).partition("m")[2]:
+    if modules and "t" in letters.partition("m")[2]:
         raise SpecError("has layers (t) behind multi-token prediction (m)", LAYOUT)
     if not modules or found[0] == len(stages) - 1:
         return False

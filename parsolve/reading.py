@@ -30,7 +30,7 @@ def parse_config(source: str | Path | Mapping[str, Any] | Config, problem: Probl
     """
     if isinstance(source, Config):
         return source, True
-    data = _as_mapping(source)
+    data = {str(key).strip().lower().replace("-", "_"): value for key, value in _as_mapping(source).items()}
     where = "--config"
     layers_given = data.pop("layers_per_stage", None)
     mtp_apart = truth("mtp_apart", data.pop("mtp_apart", False), where)

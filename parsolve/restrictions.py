@@ -56,7 +56,7 @@ def truth(name: str, value: Any, where: str) -> bool:
     words = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
     text = str(value).strip().lower()
     if text not in words:
-        raise UnknownNameError(f"{name} value", value, words, where)
+        raise SpecError(f"{name} takes true or false, not {value!r}", where)
     return words[text]
 
 

@@ -15,7 +15,7 @@ from parsolve.evaluation import PIPELINE, instance_for, time_tree
 from parsolve.functions import Array
 from parsolve.objectives import counts, schedule_length
 from parsolve.objectives.schedule import Shape, held, shape_of
-from parsolve.objectives.schedule_length import makespan
+from parsolve.objectives.schedule_length import makespan, timeline
 from parsolve.objectives.schedule_paths import Path, critical_path, long_paths, plain_paths
 from parsolve.objectives.step_time import items, pipeline_length
 from parsolve.problem import Instance
@@ -126,6 +126,18 @@ def test_length_of_long_schedules_equals_the_simulation(block: int) -> None:
             forward[1:], backward[1:] = forward[0] + 0.5, backward[0] + 1.0
         expected = simulated_length(shape, forward, backward, delay)
         assert makespan(shape, forward, backward, delay) == pytest.approx(expected, rel=1e-12), (seed, shape)
+        whole = schedule_length._one_by_one(shape, np.concatenate((forward, backward)), delay)
+        assert timeline(shape, forward, backward, delay).end.max() == pytest.approx(whole.max(), rel=1e-12)
+
+
+def test_a_batch_of_a_million_is_no_longer_to_compute() -> None:
+    """By differences: each group of microbatches takes the same, and a path likewise."""
+    forward, backward = np.full(8, 1.0), np.full(8, 2.0)
+    sizes = [2**20, 2**20 + 2, 2**20 + 4]
+    lengths = [makespan(Shape(2, 4, m), forward, backward, 0.1) for m in sizes]
+    assert lengths[2] - lengths[1] == pytest.approx(lengths[1] - lengths[0]) == pytest.approx(24.0)
+    (path,) = long_paths(Shape(2, 4, sizes[0]), forward[:, None], backward[:, None], 0.1)
+    assert path.length(forward, backward, 0.1) == pytest.approx(lengths[0], rel=1e-9)
 
 
 def test_a_long_schedule_repeats_a_short_one_only_where_its_ranks_are_in_step() -> None:
@@ -135,7 +147,7 @@ def test_a_long_schedule_repeats_a_short_one_only_where_its_ranks_are_in_step() 
     never = np.array([1.0, 1.0, 1.0, 0.9, 2.0, 2.0, 2.0, 2.0])
     for times, in_step in ((alike, True), (never, False)):
         whole = schedule_length._one_by_one(shape, times, 0.1)
-        found = schedule_length._by_repetition(shape, times, 0.1, 8)
+        found = schedule_length._repeated(shape, times, 0.1)
         assert (found is not None) == in_step
         assert schedule_length._ends_of_one(shape, times, 0.1) == pytest.approx(whole, rel=1e-12)
 

@@ -108,7 +108,9 @@ def command(**options: Any) -> int:
     )
     write_extras(result, options, output)
     if options["cuts"] == "any" and result.solver["cuts"] == "listed":
-        output.note("cuts", "as listed; goals with memory, and launchers without layout strings, have no others")
+        from parsolve.optimizer.ranking import why_listed
+
+        output.note("cuts", f"as listed: {why_listed(problem)}")
     data = result.to_json()
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas

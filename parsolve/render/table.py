@@ -183,11 +183,18 @@ def _plan_table(data: Mapping[str, Any], style: Style) -> list[RenderableType]:
     return [table, wrap(note, style.width)]
 
 
+def _recomputed(config: Mapping[str, Any]) -> str:
+    """How many layers of every chunk recompute=block recomputes."""
+    most = max((n for rank in config["layers_per_stage"] for n in rank), default=0)
+    layers = min(config.get("recompute_layers", 0), most)
+    return f", of each the first {layers} recomputed" if layers else ""
+
+
 def _modules(plan: JsonPlan) -> str:
     """Where prediction modules are that are trained."""
     apart = bool(plan["config"].get("mtp_apart"))
     of = stages.modules(plan["stages"][-2 if apart else -1])
-    return of + (" on the last but one" if apart else "")
+    return of + (" on the last but one" if apart and of else "")
 
 
 def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[RenderableType]:
@@ -197,7 +204,7 @@ def _details(data: Mapping[str, Any], plan: JsonPlan, style: Style) -> list[Rend
         f"plan {plan['rank']}: {words.config_text(config, schedule)}",
         f"layers per {'chunk' if config['vpp'] > 1 else 'stage'}: {fold_layers(config['layers_per_stage'], schedule)}"
         + _modules(plan)
-        + (f", of each the first {again} recomputed" if (again := config.get("recompute_layers")) else ""),
+        + _recomputed(config),
         f"placement: {', '.join(f'{axis} on {level}' for axis, level in plan['placement'].items() if level != 'none')}"
         if any(level != "none" for level in plan["placement"].values())
         else "placement: one GPU group, nothing to communicate",
