@@ -163,11 +163,11 @@ def why_listed(problem: Problem) -> str:
         stages = [pp for pp in domain_module.static_domains(problem)["pp"] if pp > 1]
         no_layouts = f"{problem.workload.framework} takes no layout of the stages"
         return no_layouts if stages and not domain_module.takes_layouts(problem) else "there is one stage only"
-    if problem.goal != STEP_TIME:
-        return "the goal is not the step time alone"
-    return (
-        "a rule over cuts of the layers is given" if problem.workload.schedule == "1f1b" else "the schedule is not 1F1B"
-    )
+    if problem.workload.schedule != "1f1b":
+        return "the schedule is not 1F1B"
+    if any("split" in rule.axes for rule in problem.rules):
+        return "a rule over cuts of the layers is given"
+    return "the goal is not the step time alone"
 
 
 def layout_of(config: Config) -> tuple[int, int, int, int]:

@@ -200,7 +200,11 @@ def test_an_axis_without_values_is_named(model: Path) -> None:
 def test_all_cuts_asked_for_in_vain_are_said(model: Path) -> None:
     result = run("solve", CLUSTER, model, *size(), "--cuts", "any", "--objective", "memory")
     assert result.exit_code == 0
-    assert "cuts: as listed;" in result.stderr
+    assert "cuts: as listed: the goal is not the step time alone" in result.stderr
+    result = run("solve", CLUSTER, model, *size(), "--cuts", "any", "--framework", "deepspeed")
+    assert "cuts: as listed: deepspeed takes no layout of the stages" in result.stderr
+    result = run("solve", "h100-sxm:1x1", model, *size(), "--cuts", "any")
+    assert "cuts: as listed: there is one stage only" in result.stderr
     assert "looks at all" not in " ".join(result.stdout.split())
 
 

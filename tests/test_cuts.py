@@ -18,11 +18,14 @@ from parsolve.evaluation import active_limits, instance_of, objective_tree, obje
 from parsolve.objectives.step_time import items
 from parsolve.optimizer import best_cut as search
 from parsolve.optimizer import cut_list
+from parsolve.optimizer.any_cut import Candidates
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.cut_caps import ShapeRows, caps
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
+from parsolve.optimizer.join import join
 from parsolve.optimizer.likely_cuts import Likely, likely_cuts, most_promising
+from parsolve.optimizer.spaces import Spaces
 from parsolve.specs import Recompute
 from parsolve.splits import Splits, free, free_shape, from_model_order, rank_cuts
 
@@ -242,3 +245,26 @@ def test_all_cuts_are_searched_where_no_listed_one_is_legal() -> None:
     assert [plan.config for plan in every.plans] == [plan.config for plan in default.plans]
     divided = parsolve.solve(problem, top=2, pin={"pp": 3, "tp": 1, "dp": 1}, cuts="auto")
     assert divided.status == "infeasible"
+
+
+def test_the_time_limit_is_kept_while_ranks_are_looked_at() -> None:
+    """What is found by then is the answer, and not proven."""
+    problem = Problem("h100-sxm:2x8", plain_model(24), seq_len=2048, gbs=256)
+    space = Spaces(problem, any_cut=True).once(problem, 256)
+    assert space.rows is not None
+    table = join(space.rows, math.inf, 100_000).table
+    table = table.keep(table.values["pp"] > 1)
+    assert table.size
+    rows = Candidates(space.p, table, np.zeros(table.size), deadline=0.0)
+    rows.beat[:] = 1e9
+    with pytest.raises(TimeoutError):
+        rows.cuts(0)
+
+
+def test_models_of_few_layers_may_leave_the_end_stages_without_any() -> None:
+    """As check says: the embedding and the output layer on stages of their own."""
+    problem = Problem("h100-sxm:1x4", plain_model(2), seq_len=1024, gbs=8)
+    best = parsolve.solve(problem, top=1, pin={"pp": 4}, cuts="any").best
+    assert sum(map(sum, best.config.layers_per_stage)) == 2 and best.config.pp == 4
+    assert parsolve.check(problem, best.config) == []
+    assert parsolve.solve(problem, top=1, pin={"pp": 4}, cuts="auto").best.config == best.config

@@ -369,7 +369,16 @@ def test_lines_of_today_say_what_is_trained() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "message"),
-    [("Et*3|tL", "--mtp-num-layers is 1"), ("Et*2m|t*2L", "behind"), ("Et*3|tm*2L", "2 m"), ("Et*3m|m|t|L", "2 m")],
+    [
+        ("Et*3|tL", "--mtp-num-layers is 1"),
+        ("Et*2m|t*2L", "behind"),
+        ("Et*3|tm*2L", "2 m"),
+        ("Et*3m|m|t|L", "2 m"),
+        ("t*3|tmL", "one E"),
+        ("Et*3L|tm", "one L"),
+        ("Et*3|tmLL", "one L"),
+        ("Et*3|tEmL", "one E"),
+    ],
 )
 def test_layouts_that_megatron_refuses(layout: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
@@ -401,7 +410,9 @@ def test_stages_show_the_modules() -> None:
     refused = CliRunner().invoke(main, [*command, "--config", "pp=2,mtp_apart=true"])
     assert refused.exit_code == 2 and "pp of 3 or more" in refused.output
     wrong = CliRunner().invoke(main, [*command, "--config", "pp=4,mtp_apart=perhaps"])
-    assert wrong.exit_code == 2 and "mtp_apart" in wrong.output
+    assert wrong.exit_code == 2 and "mtp_apart takes true or false" in wrong.output
+    spelt = CliRunner().invoke(main, [*command, "--config", apart.replace("mtp_apart", "MTP-Apart")])
+    assert spelt.output == elsewhere.output
     command += ["--config", where]
     shown = CliRunner().invoke(main, command)
     assert "1 + 1 MTP" in shown.output and "layers per stage: 4*15|1 + 1 MTP" in shown.output

@@ -254,7 +254,9 @@ def counterfactuals(data: Data) -> list[str]:
             step = f"{most}{seconds(item['step_time_s'])} a step, {item['relative']:.3f} times the best{per}"
             text = config_text(item["config"], schedule_of(data))
             lines.append(f"- {item['change']}: {step}; {item['cause']} ({text})")
-    return ["what other choices would cost:", *lines] if lines else []
+    unproven = any(item["step_time_s"] is not None and not item["proven"] for item in data.get("counterfactuals", ()))
+    head = "what other choices would cost" + (" (at most: found, not proven to be their best)" if unproven else "")
+    return [f"{head}:", *lines] if lines else []
 
 
 def launch_lines(data: Data, plan: Data) -> list[str]:
