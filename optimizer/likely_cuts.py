@@ -41,7 +41,7 @@ def likely_cuts(num_layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> 
         for first, last in itertools.product(ends, ends) if len(middle) else ((n, num_layers - n) for n in ends):
             small, fuller = divmod(num_layers - first - last, max(1, len(middle)))
             of_middle = small + ((middle if fuller_first else middle[::-1]) < fuller)
-            tried.append(np.concatenate(([first], of_middle, [last], [0] * mtp_apart)))
+            tried.append([first, *of_middle.tolist(), last, *([0] if mtp_apart else [])])
         found.append(_in_domain(np.array(tried), num_layers, pp, vpp, fuller_first, mtp_apart))
     return np.unique(np.concatenate(found), axis=0)
 

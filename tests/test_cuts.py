@@ -208,6 +208,7 @@ def test_likely_cuts_are_cuts_of_the_domain(layers: int, pp: int, vpp: int) -> N
     for apart in (False, True) if pp > 2 else (False,):
         likely = [from_model_order(cut, pp) for cut in likely_cuts(layers, pp, vpp, apart).tolist()]
         assert likely
+        assert all(isinstance(n, int) for cut in likely for rank in cut for n in rank)
         assert len(set(likely)) == len(likely)
         assert set(likely) <= set(oracle.all_cuts(layers, pp, vpp, apart))
 

@@ -61,3 +61,6 @@ def test_models_whose_layers_no_pipeline_divides(layers: int) -> None:
     assert len({size for rank in best.config.layers_per_stage for size in rank}) > 1
     assert check(problem, best.config) == []
     assert best.estimate.step_time_s <= listed.best.estimate.step_time_s
+    for plan in solve(problem, top=20, cuts="any", min={"pp": 4}).plans:
+        assert all(isinstance(size, int) for rank in plan.config.layers_per_stage for size in rank)
+        assert "--pipeline-model-parallel-size" in plan.args("megatron")
