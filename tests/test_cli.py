@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import types
 import typing
 from pathlib import Path
@@ -461,11 +460,16 @@ def test_a_full_disk_is_an_error() -> None:
 
 
 def test_ctrl_c_exits_130() -> None:
-    args = ["solve", "h100-sxm:64x8", "deepseek-v3", "--seq-len", "4096", "--gbs-tokens", "8M", "-q", "-f", "json"]
+    """In the midst of a search over many batches, as its first line of progress tells."""
+    args = ["solve", "h100-sxm:64x8", "deepseek-v3", "--seq-len", "4096", "--gbs", "2048", "--gbs-tolerance", "30%"]
+    args += ["--cuts", "any", "--time-limit", "60", "-f", "json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "parsolve", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
-    time.sleep(3)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("progress"):
+            break
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
