@@ -40,6 +40,10 @@ class _Repeated(NamedTuple):
     before: int
     a_group: float
 
+    def left_out(self, shape: Shape) -> int:
+        """How often the group is put in again for the whole of a schedule."""
+        return int(shape.microbatches - self.ends.shape[1]) // shape.pp
+
     def with_groups(self, times: int, pp: int) -> Array:
         """When each pass ends, (pass,), with the group so many times more."""
         after, end = self.before + pp, self.ends.shape[1]
@@ -84,7 +88,7 @@ def _ends_of_one(shape: Shape, of_stages: Array, delay: float) -> Array:
     short = _repeated(shape, of_stages, delay)
     if short is None:
         return _one_by_one(shape, of_stages, delay)
-    return short.with_groups((shape.microbatches - short.ends.shape[1]) // shape.pp, shape.pp)
+    return short.with_groups(short.left_out(shape), shape.pp)
 
 
 def _one_by_one(shape: Shape, of_stages: Array, delay: float) -> Array:
@@ -215,4 +219,4 @@ def _makespan(shape: Shape, forward: bytes, backward: bytes, delay: float, weigh
     short = _repeated(shape, of_stages, delay)
     if short is None:
         return float(_one_by_one(shape, of_stages, delay).max())
-    return float(short.ends.max() + short.a_group * ((shape.microbatches - short.ends.shape[1]) // shape.pp))
+    return float(short.ends.max() + short.a_group * short.left_out(shape))

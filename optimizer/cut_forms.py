@@ -22,7 +22,7 @@ from parsolve.objectives.schedule import Shape, held, shape_of
 from parsolve.objectives.schedule_paths import Path
 from parsolve.objectives.step_time import Items
 from parsolve.problem import Instance
-from parsolve.splits import Probe, held_before_last, moe_layers, saturated
+from parsolve.splits import Probe, moe_layers, saturated
 
 SLACK = 1e-9
 """Relative slack of float comparisons."""
@@ -80,11 +80,7 @@ def forms(p: Instance, values: Mapping[str, Array], objective: bool = True) -> F
     at = at.ravel()
     probe = Instance(p.problem, p.gbs, Probe(shapes[0], shapes[1], shapes[2].astype(bool)))
     probe.world = p.world
-    in_flight = np.ones(len(at))
-    if apart.any():
-        depth = np.minimum(values["grad_acc"], saturated(values["pp"], values["vpp"]))
-        rows = zip(*(column[apart].tolist() for column in (values["pp"], values["vpp"], depth)), strict=True)
-        in_flight[apart] = [held_before_last(*row) for row in rows]
+    in_flight = p.splits.mtp_microbatches(values["split"], values["grad_acc"])
     here = {**values, "split": at}
     one_of_each = {"split": np.arange(shapes.shape[1])[:, None], STAGE: np.arange(len(_AT)), "grad_acc": 1}
     known: dict[Function, Array] = {}

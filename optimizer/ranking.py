@@ -52,6 +52,7 @@ MAX_BLOCKED = 3_000
 """Plans that the proof excludes one by one; longer lists are complete by enumeration and proven for rank 1."""
 OF_CUT = ("split", "recompute_layers")
 """Axes of which a plan is listed with the best value alone."""
+GOAL_OF_OTHERS = "the goal is not the step time alone"
 SLACK = 1e-9
 """Relative slack of float comparisons between two evaluations of the same formula."""
 
@@ -148,26 +149,22 @@ def without_cut(config: Config) -> Config:
 
 
 def solves_any_cut(problem: Problem) -> bool:
-    """Whether the best of all cuts can be solved for; else the cuts that can be listed are taken.
-
-    So with memory in the goal, with a user's rule over cuts, and under GPipe.
-    """
-    over_cuts = any("split" in rule.axes for rule in problem.rules)
-    one_f_one_b = problem.workload.schedule == "1f1b"
-    return problem.goal == STEP_TIME and not over_cuts and one_f_one_b and domain_module.takes_any_cut(problem)
+    """Whether the best of all cuts can be solved for; else the cuts that can be listed are taken."""
+    return why_listed(problem) is None
 
 
-def why_listed(problem: Problem) -> str:
-    """Why ``solves_any_cut`` says no, in words."""
+def why_listed(problem: Problem) -> str | None:
+    """Why the cuts that can be listed are taken, in words; None: all can be solved for."""
     if not domain_module.takes_any_cut(problem):
-        stages = [pp for pp in domain_module.static_domains(problem)["pp"] if pp > 1]
-        no_layouts = f"{problem.workload.framework} takes no layout of the stages"
-        return no_layouts if stages and not domain_module.takes_layouts(problem) else "there is one stage only"
+        several = any(pp > 1 for pp in domain_module.static_domains(problem)["pp"])
+        no_layouts = several and not domain_module.takes_layouts(problem)
+        framework = problem.workload.framework
+        return f"{framework} takes no layout of the stages" if no_layouts else "there is one stage only"
     if problem.workload.schedule != "1f1b":
         return "the schedule is not 1F1B"
     if any("split" in rule.axes for rule in problem.rules):
         return "a rule over cuts of the layers is given"
-    return "the goal is not the step time alone"
+    return None if problem.goal == STEP_TIME else GOAL_OF_OTHERS
 
 
 def layout_of(config: Config) -> tuple[int, int, int, int]:

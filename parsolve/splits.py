@@ -434,7 +434,7 @@ class Splits:
         if kept and not self.with_recomputation:
             return np.zeros(np.broadcast_shapes(np.shape(split), np.shape(stage), np.shape(grad_acc)))
         if name == "mtp_in_flight":
-            return self.features["mtp"][split, stage] * self._mtp_microbatches(split, grad_acc)
+            return self.features["mtp"][split, stage] * self.mtp_microbatches(split, grad_acc)
         if self._split:
             return self._split_in_flight(name, split, stage, grad_acc)
         if name == "embedding_in_flight":
@@ -453,7 +453,7 @@ class Splits:
         place[here] = which.ravel()
         return np.where(here, worst[place, slot], result)
 
-    def _mtp_microbatches(self, split: Any, grad_acc: Any) -> Any:
+    def mtp_microbatches(self, split: Any, grad_acc: Any) -> Any:
         """Microbatches in flight on the stage with the prediction modules: one beside the output layer."""
         cut, m = np.broadcast_arrays(split, grad_acc)
         found = np.ones(cut.shape, dtype=np.int64)

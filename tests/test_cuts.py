@@ -249,7 +249,7 @@ def test_all_cuts_are_searched_where_no_listed_one_is_legal() -> None:
 
 
 def test_the_time_limit_is_kept_while_ranks_are_looked_at() -> None:
-    """What is found by then is the answer, and not proven."""
+    """A deadline that has passed ends the look at a pipeline shape."""
     problem = Problem("h100-sxm:2x8", plain_model(24), seq_len=2048, gbs=256)
     space = Spaces(problem, any_cut=True).once(problem, 256)
     assert space.rows is not None

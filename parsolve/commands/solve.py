@@ -108,9 +108,9 @@ def command(**options: Any) -> int:
     )
     write_extras(result, options, output)
     if options["cuts"] == "any" and result.solver["cuts"] == "listed":
-        from parsolve.optimizer.ranking import why_listed
+        from parsolve.optimizer.ranking import GOAL_OF_OTHERS, why_listed
 
-        output.note("cuts", f"as listed: {why_listed(problem)}")
+        output.note("cuts", f"as listed: {why_listed(problem) or GOAL_OF_OTHERS}")
     data = result.to_json()
     if options["explain"] and result.plans:
         from parsolve.explaining import plan_formulas
