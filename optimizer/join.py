@@ -147,7 +147,8 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
     def growth(k: int) -> tuple[float, int]:
         """Expected growth by joining a table: its rows divided by the combinations of shared axes.
 
-        Connected tables come first and cuts last: until then the least counts of the pipeline size bound well.
+        Connected tables come first and cuts last: until then the least counts of the pipeline size bound well. The
+        number of chunks alone bounds nothing that the cut does not.
         """
         table = live[k]
         shared = tuple(axis for axis in table.axes if axis in current.values)
@@ -155,8 +156,9 @@ def join(work: Filter, limit: float, max_rows: int) -> Joined:
             return (1e9 + table.size, table.size)
         if (k, shared) not in distinct:
             distinct[k, shared] = max(1, len(np.unique(row_codes(table, shared, domains))))
-        late = 1e3 if any(axis in table.axes and axis not in current.values for axis in LATE) else 1
-        return (table.size / distinct[k, shared] * late, table.size)
+        brought = set(table.axes).difference(shared)
+        late = bool(brought.intersection(LATE)) or brought == {"vpp"}
+        return (table.size / distinct[k, shared] * (1e3 if late else 1), table.size)
 
     def add(table: Table, i: int | None) -> None:
         """Join a table, the ``i``-th or what some of its axes can be, and drop what the bounds exclude."""

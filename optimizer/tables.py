@@ -28,6 +28,8 @@ MESH_EXCESS = 3
 """A function is evaluated on the product of its domains where that has at most this many times its table's rows."""
 MERGED_ROWS = 1_024
 """Tables with common axes become one where that has no more rows than the larger of them, or than this."""
+COUNTS_AT_ONCE = 100_000
+"""Counts computed at once: (microbatches, cut, slot)."""
 
 Counts = dict[tuple[Count, int | None], Array]
 """A count on every (cut, slot), by the number of microbatches where it depends on that."""
@@ -379,14 +381,18 @@ def build_tables(
     return result
 
 
-def _count(tables: Tables, count: Count, depth: int | None) -> Array:
-    """(cut, slot): a count of every cut on the list."""
-    if (count, depth) not in tables.counts:
-        p = tables.p
-        shape = (len(p.splits.cuts), p.splits.slots)
-        here = {"split": np.arange(shape[0])[:, None], "grad_acc": depth, STAGE: np.arange(shape[1])[None, :]}
-        tables.counts[count, depth] = np.broadcast_to(np.asarray(count(p, here), dtype=float), shape)
-    return tables.counts[count, depth]
+def _add_counts(tables: Tables, count: Count, depths: Sequence[int | None]) -> None:
+    """Add to the counts those of every (cut, slot) at some numbers of microbatches, a few at once."""
+    p = tables.p
+    shape = (len(p.splits.cuts), p.splits.slots)
+    at_once = max(1, COUNTS_AT_ONCE // max(1, math.prod(shape)))
+    missing = [depth for depth in depths if (count, depth) not in tables.counts]
+    for start in range(0, len(missing), at_once):
+        some = missing[start : start + at_once]
+        depth = None if some == [None] else np.array(some).reshape(-1, 1, 1)
+        here = {"split": np.arange(shape[0])[:, None], "grad_acc": depth, STAGE: np.arange(shape[1])}
+        found = np.broadcast_to(np.asarray(count(p, here), dtype=float), (len(some), *shape))
+        tables.counts |= {(count, m): found[i] for i, m in enumerate(some)}
 
 
 def coefficients(tables: Tables, quantity: Quantity, splits: Array, depths: Array) -> Array:
@@ -398,11 +404,10 @@ def coefficients(tables: Tables, quantity: Quantity, splits: Array, depths: Arra
     for i, group in enumerate(quantity.groups):
         if group.count is None:
             continue
-        if "grad_acc" not in group.count.axes:
-            result[:, :, :, i] = _count(tables, group.count, None)[splits]
-        else:
-            for j, depth in enumerate(depths.tolist()):
-                result[j, :, :, i] = _count(tables, group.count, depth)[splits]
+        numbers = depths.tolist() if "grad_acc" in group.count.axes else [None]
+        _add_counts(tables, group.count, numbers)
+        for j, depth in enumerate(numbers):
+            result[slice(None) if depth is None else j, :, :, i] = tables.counts[group.count, depth][splits]
     return result
 
 
