@@ -6,7 +6,7 @@ Computed for all configurations of one pipeline shape at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -43,56 +43,48 @@ def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Ar
     it, and holds in flight what its leanest cut would.
     """
     pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
-    layers, apart = p.model.num_layers, mtp_apart(p, values)
+    layers, apart, size = p.model.num_layers, mtp_apart(p, values), len(to_beat)
     low, high = bounds(layers, pp, vpp, apart)
-    size = len(to_beat)
-    numbers = np.arange(min(layers, int(high.sum(axis=1).max())) + 1)
-    rest, pipeline = others(p, all_forms, size, pp, 0, int(numbers[-1])), all_forms.pipeline
-    fits = np.ones((size, pp, len(numbers)), dtype=bool)
-    fits &= (numbers >= low.sum(axis=1)[:, None]) & (numbers <= high.sum(axis=1)[:, None])
+    least = low.sum(axis=1)
+    most = np.broadcast_to(np.minimum(high.sum(axis=1), layers), (size, pp))
+    rest, pipeline = others(p, all_forms, size, pp, 0, int(most.max())), all_forms.pipeline
     room = to_beat[:, None] * (1 + SLACK) - rest[:, None] + np.zeros(pp)
     if pipeline is not None:
-        ends = fixed(pipeline.units, pp, values["grad_acc"])
-        per_layer = cheapest(p, pipeline.units, "_ahead")
-        work = pipeline.weight * at_least(p, pipeline.units, numbers, pp, vpp)
+        weight, units = pipeline.weight, pipeline.units
+        ends = fixed(units, pp, values["grad_acc"])
+        per_layer = cheapest(p, units, "_ahead")
 
-    def in_time(fits: Array) -> Array:
-        """What a rank can compute within the value to beat."""
-        nonlocal room
-        if pipeline is None:
-            return fits
-        _, least_layers = _reach(fits, numbers, layers)
-        outside = pipeline.weight * (ends + _ahead(pipeline.units, least_layers, low, vpp, per_layer))
-        room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - outside
-        return fits & (work <= room[:, :, None])
+        def in_time(most: Array) -> Array:
+            """What each rank can compute within the value to beat."""
+            nonlocal room
+            ahead = _ahead(units, _left_over(most, least, layers), low, vpp, per_layer)
+            room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - weight * (ends + ahead)
+            return np.asarray(np.clip(at_most(p, units, room / weight, pp, vpp), -1, most).astype(np.int64))
 
-    fits = in_time(in_time(fits))
-    if fits.any():
-        reached = np.flatnonzero(fits.any(axis=(0, 1)))
-        window = slice(reached[0], reached[-1] + 1)
-        depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
-        shapes = [Shape(pp, vpp, m) for m in depths.tolist()]
-        least = np.stack([[_least_held(layers, shape, rank, apart)[window] for rank in range(pp)] for shape in shapes])[
-            which
-        ]
-        some, least = np.isfinite(least), np.where(np.isfinite(least), least, 0.0)
-        at_once = np.array([[_most_at_once(shape, rank) for rank in range(pp)] for shape in shapes])[which]
-        there = {
-            kind: (at_once * _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp))[:, :, None] for kind in kinds(p)
-        }
-        for form in all_forms.limits:
-            need = fixed(form.units, pp, values["grad_acc"])[:, :, None]
-            need = need + at_least(p, form.units, numbers[window], pp, vpp)
-            in_flight_units = {kind: form.units[f"{kind}_in_flight"][:, None, None] for kind in there}
-            need = need + least_mix(in_flight_units, there, least)
-            fits[:, :, window] &= some & (need <= form.budget * (1 + SLACK))
-        fits = in_time(fits)
-    most, least_layers = _reach(fits, numbers, layers)
-    possible = np.all(fits.any(axis=2), axis=1) & (most.sum(axis=1) >= layers)
+        most = in_time(in_time(most))
+    depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
+    shapes, ranks = [Shape(pp, vpp, m) for m in depths.tolist()], np.arange(pp)
+    held = np.stack([[_least_held(layers, shape, rank, apart) for rank in ranks.tolist()] for shape in shapes])
+    at_once = np.array([[_most_at_once(shape, rank) for rank in ranks.tolist()] for shape in shapes])[which]
+    there = {kind: at_once * _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in kinds(p)}
+    for form in all_forms.limits:
+        outside = fixed(form.units, pp, values["grad_acc"])
+        in_flight_units = {kind: form.units[f"{kind}_in_flight"][:, None] for kind in there}
+
+        def within(numbers: Array, form: Form = form, outside: Array = outside, each: Any = in_flight_units) -> Array:
+            """Whether ranks with so many layers hold the limit."""
+            in_flight = least_mix(each, there, held[which[:, None], ranks, numbers])
+            need = outside + at_least(p, form.units, numbers, pp, vpp) + in_flight
+            return np.asarray(need <= form.budget * (1 + SLACK))
+
+        most = _most(within, least, most)
     if pipeline is not None:
-        everything = pipeline.weight * sum(pipeline.units[kind] * n for kind, n in kinds(p).items())
+        most = in_time(most)
+    possible = np.all(most >= least, axis=1) & (most.sum(axis=1) >= layers)
+    if pipeline is not None:
+        everything = weight * sum(units[kind] * n for kind, n in kinds(p).items())
         possible &= ~(np.maximum(room, 0.0).sum(axis=1) < everything)
-    return Caps(most, least_layers, possible)
+    return Caps(most, _left_over(most, least, layers), possible)
 
 
 def mtp_apart(p: Instance, values: Mapping[str, Array]) -> bool:
@@ -100,11 +92,23 @@ def mtp_apart(p: Instance, values: Mapping[str, Array]) -> bool:
     return bool(p.splits.mtp_apart[values["split"][0]])
 
 
-def _reach(fits: Array, numbers: Array, layers: int) -> tuple[Array, Array]:
-    """(row, rank) the most layers that fit, and the least when all others hold their most."""
-    most = np.where(fits, numbers, 0).max(axis=2)
-    lowest = np.where(fits, numbers, layers).min(axis=2)
-    return most, np.maximum(lowest, layers - (most.sum(axis=1)[:, None] - most))
+def _most(fits: Callable[[Array], Array], least: Array, most: Array) -> Array:
+    """(row, rank) the highest number from ``least`` (rank,) to ``most`` that fits, below ``least`` where none does.
+
+    ``fits``: (row, rank) for such numbers; what does not fit a number does not fit a higher one.
+    """
+    known: Array = np.broadcast_to(least - 1, most.shape)
+    beyond: Array = most + 1
+    while np.any(undecided := beyond - known > 1):
+        between = (known + beyond) // 2
+        fit = fits(np.maximum(between, least))
+        known, beyond = np.where(undecided & fit, between, known), np.where(undecided & ~fit, between, beyond)
+    return known
+
+
+def _left_over(most: Array, least: Array, layers: int) -> Array:
+    """(row, rank) the least layers of a rank when all others hold their most."""
+    return np.asarray(np.maximum(least, layers - (most.sum(axis=1)[:, None] - most)))
 
 
 def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, per_layer: Array) -> Array:
@@ -132,11 +136,11 @@ def in_flight(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
 
 @lru_cache(maxsize=4096)
 def _least_held(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
-    """What a rank has in flight at least, for 0 to ``layers`` layers, at its worst moment; inf: it cannot hold them."""
+    """What a rank with 0 to ``layers`` layers, or more, has in flight at least at its worst moment; inf: it cannot."""
     least = np.full(layers + 1, math.inf)
     total = rank_cuts(layers, shape.pp, shape.vpp, rank, apart).total
     np.minimum.at(least, total, in_flight(layers, shape, rank, apart))
-    return least
+    return np.asarray(np.minimum.accumulate(least[::-1])[::-1])
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,21 @@ def least_mix(each: Mapping[str, Array], there: Mapping[str, Any], numbers: Arra
     return np.minimum(one, two) * cheap + np.maximum(one, two) * (numbers - cheap)
 
 
+def most_mix(each: Mapping[str, Array], there: Mapping[str, Any], room: Array) -> Array:
+    """How many things ``least_mix`` has for no more than ``room``: whole numbers, below zero where there is none."""
+    costs, of_kinds = list(each.values()), list(there.values())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if len(costs) == 1:
+            found = room / costs[0]
+        else:
+            one, two = costs
+            cheap, dear, of_cheap = np.minimum(one, two), np.maximum(one, two), np.where(one <= two, *of_kinds)
+            left = room - cheap * of_cheap
+            found = np.where(left > 0, of_cheap + left / dear, room / cheap)
+    found = np.where(room < 0, -1.0, np.where(np.isnan(found), np.inf, found))
+    return np.asarray(np.floor(found * (1 + SLACK)))
+
+
 @lru_cache(maxsize=4096)
 def _most_at_once(shape: Shape, rank: int) -> int:
     """Microbatches of which a rank may hold any one chunk at once."""
@@ -310,13 +329,22 @@ def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> 
 
 
 def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
-    """(…, rank, number) what so many layers cost when as many as there can be are of the cheaper kind.
+    """(…, rank) what ``numbers`` (…, rank) of layers cost when as many as there can be are of the cheaper kind.
 
-    Of one kind they cost the same on every rank, whose axis then has one place.
+    Of one kind they cost the same on every rank, whose axis then has one place if that of ``numbers`` has.
     """
-    each = {kind: np.asarray(units[kind])[..., None, None] for kind in kinds(p)}
-    there = {kind: _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[:, None] for kind in each}
-    return np.asarray(least_mix(each, there, numbers))
+    return np.asarray(least_mix(*_kinds_at(p, units, pp, vpp), numbers))
+
+
+def at_most(p: Instance, units: Mapping[str, Any], room: Array, pp: int, vpp: int) -> Array:
+    """(…, rank) how many layers can be had for ``room`` (…, rank), the same way."""
+    return most_mix(*_kinds_at(p, units, pp, vpp), room)
+
+
+def _kinds_at(p: Instance, units: Mapping[str, Any], pp: int, vpp: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """What a layer of each kind costs, (…, 1), and how many of each there can be on each rank, (rank,)."""
+    each = {kind: np.asarray(units[kind])[..., None] for kind in kinds(p)}
+    return each, {kind: _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in each}
 
 
 def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: int) -> Array:

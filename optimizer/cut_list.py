@@ -73,7 +73,8 @@ def _patience(p: Instance, rows: ShapeRows, pipeline: Form, room: Array) -> Arra
     """
     units, pp = pipeline.units, rows.pp
     outside = fixed(units, pp, rows.values["grad_acc"]) + waits(units, pp)
-    busy = outside[:, :, None] + at_least(p, units, np.arange(p.model.num_layers + 1), pp, rows.vpp)
+    numbers = np.arange(p.model.num_layers + 1)[:, None, None]
+    busy = outside[:, :, None] + np.moveaxis(at_least(p, units, numbers, pp, rows.vpp), 0, -1)
     left = (room * (1 + SLACK))[:, None, None] - busy
     ahead = np.broadcast_to(cheapest(p, units, "_ahead")[:, None, None], left.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
