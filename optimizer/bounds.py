@@ -13,12 +13,19 @@ from functools import partial
 import numpy as np
 
 from parsolve.functions import Array
-from parsolve.optimizer.tables import Group, Quantity, Table, Tables, coefficients, row_codes, uses_grad_acc
+from parsolve.optimizer.tables import (
+    Group,
+    Quantity,
+    Table,
+    Tables,
+    coefficients,
+    row_codes,
+    shared_codes,
+    uses_grad_acc,
+)
 
 INFINITE = np.inf
 _HUGE = np.finfo(float).max
-DIRECT_CODES = 1_000_000
-"""Values on shared axes are numbered by position up to this many combinations, else by rank among those present."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,7 @@ def _links(tables: Sequence[Table], domains: dict[str, Array]) -> list[_Link]:
             shared = [axis for axis in left.axes if axis in right.axes]
             if not shared:
                 continue
-            a, b = row_codes(left, shared, domains), row_codes(right, shared, domains)
-            size = int(np.prod([len(domains[axis]) for axis in shared], dtype=float))
-            if size > DIRECT_CODES:
-                present, number = np.unique(np.concatenate((a, b)), return_inverse=True)
-                a, b, size = number[: left.size], number[left.size :], len(present)
+            a, b, size = shared_codes(left, right, shared, domains)
             links += [_Link(i, j, a, b, size), _Link(j, i, b, a, size)]
     return links
 

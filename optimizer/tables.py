@@ -26,6 +26,8 @@ LOOKUP_ROWS = 2_048
 """From this many rows on a look-up table is quicker than a binary search."""
 MESH_EXCESS = 3
 """A function is evaluated on the product of its domains where that has at most this many times its table's rows."""
+DIRECT_CODES = 1_000_000
+"""Values on shared axes are numbered by position up to this many combinations, else by rank among those present."""
 MERGED_ROWS = 1_024
 """Tables with common axes become one where that has no more rows than the larger of them, or than this."""
 COUNTS_AT_ONCE = 100_000
@@ -87,10 +89,11 @@ class Tables:
         """The same with some rows of every table, and with the values that these rows still have."""
 
         def kept(quantity: Quantity) -> Quantity:
-            groups = [Group(g.table, g.count, g.sign, g.cost[alive[g.table]]) for g in quantity.groups]
+            groups = [Group(g.table, g.count, g.sign, g.cost.take(rows[g.table])) for g in quantity.groups]
             return Quantity(quantity.name, groups, quantity.at_least_zero, quantity.budget)
 
-        tables = [table.keep(mask) for table, mask in zip(self.tables, alive, strict=True)]
+        rows = [np.flatnonzero(mask) for mask in alive]
+        tables = [table.keep(some) for table, some in zip(self.tables, rows, strict=True)]
         domains = dict(self.domains)
         for axis, values in self.domains.items():
             held = [table.values[axis] for table in tables if axis in table.axes]
@@ -147,6 +150,18 @@ def row_codes(table: Table, axes: Sequence[str], domains: Mapping[str, Array]) -
     return code
 
 
+def shared_codes(
+    left: Table, right: Table, axes: Sequence[str], domains: Mapping[str, Array]
+) -> tuple[Array, Array, int]:
+    """Numbers of the rows' values on ``axes``, common to two tables, and how many numbers there are."""
+    here, there = (row_codes(table, axes, domains) for table in (left, right))
+    size = math.prod(len(domains[axis]) for axis in axes)
+    if size > DIRECT_CODES:
+        present, number = np.unique(np.concatenate((here, there)), return_inverse=True)
+        here, there, size = number[: left.size], number[left.size :], len(present)
+    return here, there, size
+
+
 def _positions(values: Array, domain: Array) -> Array:
     """The place of each value in an ascending domain; by look-up where that is quicker than a search."""
     if len(values) < LOOKUP_ROWS or not len(domain) or domain[-1] > len(values):
@@ -193,10 +208,8 @@ class Partners:
 def _joined_size(left: Table, right: Table, domains: Mapping[str, Array]) -> int:
     """Rows of the join of two tables."""
     shared = [axis for axis in right.axes if axis in left.axes]
-    present, here = np.unique(row_codes(right, shared, domains), return_counts=True)
-    code = row_codes(left, shared, domains)
-    at = np.minimum(np.searchsorted(present, code), max(0, len(present) - 1))
-    return int(here[at][present[at] == code].sum()) if len(present) else 0
+    here, there, size = shared_codes(left, right, shared, domains)
+    return int(np.bincount(here, minlength=size) @ np.bincount(there, minlength=size))
 
 
 Merges = list[tuple[tuple[str, ...], tuple[str, ...]]]
@@ -281,7 +294,7 @@ class Leaves:
         for i, axis in enumerate(AXES):
             if axis in domains:
                 self.mesh[axis] = domains[axis].reshape([-1 if k == i else 1 for k in range(len(AXES))])
-        self.places: dict[tuple[int, str], Array] = {}
+        self.places: dict[tuple[int, tuple[str, ...]], Array] = {}
 
     def fits(self, axes: Iterable[str]) -> int | None:
         """The smallest table with these axes, None when no table has them all."""
@@ -327,7 +340,7 @@ class Leaves:
         cost = column(part.term)
         if part.weight is not None:
             cost = cost * column(part.weight)
-        if not (np.isfinite(cost).all() and (cost >= 0).all()):
+        if cost.size and not (cost.min() >= 0 and cost.max() < math.inf):
             raise SpecError("it must be finite and not negative for every row of its axes", f"term {part.term.name}")
         return cost
 
@@ -338,18 +351,16 @@ class Leaves:
         if function not in self.known:
             self.known[function] = np.asarray(function(self.p, self.mesh), dtype=float)
         value = self.known[function]
-        if value.ndim == 0:
-            return np.broadcast_to(value, (table.size,))
-        places: list[Array | int] = [0] * len(AXES)
-        for axis in function.axes:
-            if value.shape[_DIMENSION[axis]] > 1:
-                places[_DIMENSION[axis]] = self._place(table, axis)
-        return np.broadcast_to(value[tuple(places)], (table.size,))
+        axes = tuple(axis for axis in function.axes if value.ndim and value.shape[_DIMENSION[axis]] > 1)
+        if not axes:
+            return np.broadcast_to(value.ravel(), (table.size,))
+        return value.take(self._place(table, axes))
 
-    def _place(self, table: Table, axis: str) -> Array:
-        name = (id(table), axis)
+    def _place(self, table: Table, axes: tuple[str, ...]) -> Array:
+        """Where each row stands in the product of the domains of some axes."""
+        name = (id(table), axes)
         if name not in self.places:
-            self.places[name] = _positions(table.values[axis], self.domains[axis])
+            self.places[name] = row_codes(table, axes, self.domains)
         return self.places[name]
 
 
