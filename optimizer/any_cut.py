@@ -17,7 +17,7 @@ import numpy as np
 
 from parsolve.config import Config
 from parsolve.evaluation import instance_of, objective_rows, objective_value, violations
-from parsolve.functions import Array
+from parsolve.functions import Array, Points
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
@@ -82,7 +82,7 @@ class AnyCut:
         if not rows.table.size:
             return True
         self._start(rows)
-        for goal in rows.bound[0] * np.array(RISES):
+        for goal in rows.bound.min() * np.array(RISES):
             last = min(limit, self.search.best.worst)
             rows.aim(last if last < math.inf else goal)
             if not self._up_to_aim(rows):
@@ -197,8 +197,8 @@ class Candidates:
     ) -> None:
         self.p, self.table, self.bound, self.deadline = p, table, bound, deadline
         self.at = _shapes(p, table)
-        self.linear = forms(p, table.values, objective)
-        self.times = items(p, table.values)
+        points = Points.of(p, table.values)
+        self.linear, self.times = forms(p, points, objective), items(p, points)
         self.beat = np.full(table.size, math.inf)
         self._groups: dict[int, _Group] = {}
         self._grouped_at = np.full(table.size, math.nan)
@@ -248,21 +248,20 @@ class Candidates:
 
 
 class Open(Candidates):
-    """Rows in the order of their bounds, with what a list of plans and what is settled leave to do."""
+    """Rows in an order, with what a list of plans and what is settled leave to do."""
 
     def __init__(self, p: Instance, best: _List, table: Table, limit: float, deadline: float) -> None:
         from parsolve.optimizer.ranking import configs_of
 
-        bound = objective_rows(p, table.values).bound
-        order = np.argsort(bound, kind="stable")
-        table = Table(table.axes, {axis: column[order] for axis, column in table.values.items()})
-        super().__init__(p, table, bound[order], deadline=deadline)
+        points = Points(p, table.values)
+        bound = objective_rows(p, points).bound
+        super().__init__(p, Table(table.axes, points), bound, deadline=deadline)
         self.best, self.limit = best, limit
         self._aim_all()
         self._drop_impossible()
         table = self.table
         self.configs = [replace(config, layers_per_stage=()) for config in configs_of(p, table, range(table.size))]
-        self.order = np.arange(table.size)
+        self.order = self.by_bound = np.argsort(self.bound, kind="stable")
         self.by_name: dict[Any, list[int]] = {}
         for i, config in enumerate(self.configs):
             self.by_name.setdefault(best.name(config), []).append(i)
@@ -283,7 +282,7 @@ class Open(Candidates):
 
     def first(self, rows: list[int]) -> None:
         """Take these rows first, in their order; the others by their bounds."""
-        self.order = np.array([*dict.fromkeys([*rows, *range(self.table.size)])])
+        self.order = np.array([*dict.fromkeys([*rows, *self.by_bound.tolist()])])
 
     def aim(self, limit: float) -> None:
         """Look no further than this cost."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from parsolve.evaluation import PIPELINE, active_limits, objective_tree
-from parsolve.functions import STAGE, Array, Function, StageMax
+from parsolve.functions import STAGE, Array, Function, Points, StageMax
 from parsolve.objectives.schedule import Shape, held, shape_of
 from parsolve.objectives.schedule_paths import Path
 from parsolve.objectives.step_time import Items
@@ -81,20 +81,17 @@ def forms(p: Instance, values: Mapping[str, Array], objective: bool = True) -> F
     probe = Instance(p.problem, p.gbs, Probe(shapes[0], shapes[1], shapes[2].astype(bool)))
     probe.world = p.world
     in_flight = p.splits.mtp_microbatches(values["split"], values["grad_acc"])
-    here = {**values, "split": at}
-    one_of_each = {"split": np.arange(shapes.shape[1])[:, None], STAGE: np.arange(len(_AT)), "grad_acc": 1}
-    known: dict[Function, Array] = {}
+    points, here = Points.of(p, values), Points(probe, {**values, "split": at})
+    slots = {"split": np.arange(shapes.shape[1])[:, None], STAGE: np.arange(len(_AT)), "grad_acc": 1}
+    one_of_each = Points(probe, slots)
 
-    def once(function: Function) -> Array:
-        if function not in known:
-            known[function] = np.broadcast_to(np.asarray(function(probe, here), dtype=float), (len(at),))
-        return known[function]
+    def of_rows(function: Function) -> Any:
+        return function(probe, here) if "split" in function.axes else function(p, points)
 
     def form(weight: float, quantity: StageMax, budget: float = math.inf) -> Form:
         units = {name: np.zeros(len(at)) for name in _AT}
         for part in quantity.parts:
-            leaf = part.sign * once(part.term)
-            leaf = leaf * once(part.weight) if part.weight else leaf
+            leaf = part.sign * of_rows(part.term) * (of_rows(part.weight) if part.weight else 1.0)
             # how often it is paid for one unit of each thing, (shape, thing); under 1F1B at any number of microbatches
             times = np.broadcast_to(part.count(probe, one_of_each) if part.count else 1.0, (shapes.shape[1], len(_AT)))
             for name, slot in _AT.items():

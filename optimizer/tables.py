@@ -15,7 +15,7 @@ import numpy as np
 
 from parsolve.errors import SpecError
 from parsolve.evaluation import active_limits, active_rules, objective_tree
-from parsolve.functions import AXES, STAGE, Array, Count, Function, Limit, Part, Rule, StageMax, ordered
+from parsolve.functions import AXES, STAGE, Array, Count, Function, Limit, Part, Points, Rule, StageMax, ordered
 from parsolve.problem import Instance
 
 MAX_ROWS = 4_000_000
@@ -289,11 +289,9 @@ class Leaves:
     def __init__(self, p: Instance, domains: Mapping[str, Array], tables: Sequence[Table]) -> None:
         self.p, self.domains, self.tables = p, domains, tables
         self.own = {*p.problem.terms, *(part.term for x in p.problem.limits for part in x.quantity(p).parts)}
-        self.known: dict[Function, Array] = {}
-        self.mesh: dict[str, Array] = {}
-        for i, axis in enumerate(AXES):
-            if axis in domains:
-                self.mesh[axis] = domains[axis].reshape([-1 if k == i else 1 for k in range(len(AXES))])
+        each = {axis: i for i, axis in enumerate(AXES) if axis in domains}
+        shapes = {axis: [-1 if k == i else 1 for k in range(len(AXES))] for axis, i in each.items()}
+        self.mesh = Points(p, {axis: domains[axis].reshape(shape) for axis, shape in shapes.items()})
         self.places: dict[tuple[int, tuple[str, ...]], Array] = {}
 
     def fits(self, axes: Iterable[str]) -> int | None:
@@ -348,9 +346,7 @@ class Leaves:
         product = math.prod(len(self.domains[axis]) for axis in function.axes)
         if function in self.own or product > MESH_EXCESS * table.size:
             return np.broadcast_to(np.asarray(function(self.p, table.values), dtype=float), (table.size,))
-        if function not in self.known:
-            self.known[function] = np.asarray(function(self.p, self.mesh), dtype=float)
-        value = self.known[function]
+        value = np.asarray(function(self.p, self.mesh), dtype=float)
         axes = tuple(axis for axis in function.axes if value.ndim and value.shape[_DIMENSION[axis]] > 1)
         if not axes:
             return np.broadcast_to(value.ravel(), (table.size,))

@@ -15,7 +15,7 @@ import numpy as np
 from parsolve.config import Config
 from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.constraints.memory import stage_memory
-from parsolve.functions import STAGE, Array, Count, Function, Limit, Part, Rule, StageMax
+from parsolve.functions import Array, Function, Limit, Part, Points, Rule, StageMax
 from parsolve.objectives.network import inside_domain
 from parsolve.objectives.schedule_length import Timeline, timeline
 from parsolve.objectives.step_time import HIDDEN, Items, items, pipeline_length, schedule_of, step_time
@@ -176,28 +176,19 @@ def model_flops_per_token(p: Instance) -> tuple[float, float]:
 
 
 class _Point:
-    """One configuration under evaluation: every function is called once."""
+    """One configuration under evaluation."""
 
     def __init__(self, p: Instance, values: Mapping[str, Any]) -> None:
-        self.p, self.values = p, values
-        self.known: dict[Function, float] = {}
-        self.slots = np.arange(p.splits.slots)
-        self.counts: dict[Count, Array] = {}
+        self.p, self.values = p, Points(p, values)
 
     def of(self, function: Function) -> float:
         """A term or weight."""
-        if function not in self.known:
-            self.known[function] = float(function(self.p, self.values))
-        return self.known[function]
+        return float(function(self.p, self.values))
 
     def count(self, part: Part) -> Array:
         """How often a part is paid on each stage slot."""
-        if part.count is None:
-            return np.ones(len(self.slots))
-        if part.count not in self.counts:
-            value = np.asarray(part.count(self.p, {**self.values, STAGE: self.slots}), dtype=float)
-            self.counts[part.count] = np.broadcast_to(value, self.slots.shape)
-        return self.counts[part.count]
+        value = part.count(self.p, self.values.at_stages) if part.count else 1.0
+        return np.broadcast_to(np.asarray(value, dtype=float), (self.p.splits.slots,))
 
     def amounts(self, quantity: StageMax) -> Array:
         """(part, slot): the signed summands of every stage."""
@@ -304,11 +295,11 @@ class Rows:
     """
 
     def __init__(self, p: Instance, values: Mapping[str, Array], tree: list[tuple[float, StageMax]]) -> None:
-        self.p, self.values = p, values
+        self.p, self.values = p, Points.of(p, values)
         size = len(values["pp"])
         self.fixed, self.pipeline, self.weight = np.zeros(size), np.zeros(size), 0.0
         for weight, quantity in tree:
-            amount = np.broadcast_to(np.asarray(quantity.value(p, values), dtype=float), (size,))
+            amount = np.broadcast_to(np.asarray(quantity.value(p, self.values), dtype=float), (size,))
             if quantity.name == PIPELINE:
                 self.pipeline, self.weight = weight * amount, weight
             else:

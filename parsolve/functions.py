@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,6 +44,28 @@ STAGE = "stage"
 """Not a decision: the slot of a representative pipeline rank, over which a maximum is taken."""
 
 
+class Points(dict[str, Any]):
+    """Values of the axes, at which an instance's functions are called once each; their answers are not to be changed.
+
+    ``at_stages``: the same with all stage slots in front, arrays (slot, …).
+    """
+
+    def __init__(self, p: Instance, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.p = p
+        self.known: dict[Function, Any] = {}
+
+    @staticmethod
+    def of(p: Instance, values: Mapping[str, Any]) -> Points:
+        """These values, if they are not such already."""
+        return values if isinstance(values, Points) and values.p is p else Points(p, values)
+
+    @cached_property
+    def at_stages(self) -> Points:
+        ndim = max((np.ndim(value) for value in self.values()), default=0)
+        return Points(self.p, {**self, STAGE: np.arange(self.p.splits.slots).reshape(-1, *[1] * ndim)})
+
+
 @dataclass(frozen=True, eq=False)
 class Function:
     """A pure function ``compute(p, *, axis, …)`` of the instance ``p`` and some axes."""
@@ -60,6 +83,13 @@ class Function:
         ------
         SpecError: the function raised; the message names both.
         """
+        if isinstance(values, Points) and values.p is p:
+            if self not in values.known:
+                values.known[self] = self._computed(p, values)
+            return values.known[self]
+        return self._computed(p, values)
+
+    def _computed(self, p: Instance, values: Mapping[str, Any]) -> Any:
         try:
             return self.compute(p, **{axis: values[axis] for axis in self.axes})
         except Exception as error:
@@ -154,21 +184,12 @@ class StageMax:
 
     def stages(self, p: Instance, values: Mapping[str, Any]) -> Any:
         """The sum of parts for each representative stage slot: array (slot, …) over scalar or array axis values."""
-        known: dict[Function, Any] = {}
-
-        def once(function: Function, at: Mapping[str, Any]) -> Any:
-            if function not in known:
-                known[function] = function(p, at)
-            return known[function]
-
-        ndim = max((np.ndim(value) for value in values.values()), default=0)
-        here = {**values, STAGE: np.arange(p.splits.slots).reshape(-1, *[1] * ndim)}
+        points = Points.of(p, values)
+        here = points.at_stages
         total: Any = np.zeros_like(here[STAGE], dtype=float)
         for part in self.parts:
-            leaf = once(part.term, values)
-            if part.weight:
-                leaf = leaf * once(part.weight, values)
-            total = total + part.sign * (leaf * once(part.count, here) if part.count else leaf)
+            leaf = part.leaf(p, points)
+            total = total + part.sign * (leaf * part.count(p, here) if part.count else leaf)
         return total
 
     def value(self, p: Instance, values: Mapping[str, Any]) -> Any:
