@@ -177,6 +177,13 @@ def held_and_waiting(shape: Shape, rank: int) -> tuple[tuple[Array, Array], ...]
     return split_backward.moments(shape.kind, shape.pp, shape.vpp, shape.microbatches, rank)
 
 
+@lru_cache(maxsize=8)
+def _forward_passes(shape: Shape) -> Array:
+    """(pass, chunk) how many of each chunk's forward passes a rank has made after so many in all."""
+    chunk, _ = chunk_order(shape)
+    return np.asarray(np.cumsum(chunk[:, None] == np.arange(shape.vpp), axis=0))
+
+
 @lru_cache(maxsize=1024)
 def held(shape: Shape, rank: int) -> Array:
     """Microbatches held for the backward pass at the moments that matter: array (moment, chunk).
@@ -188,15 +195,13 @@ def held(shape: Shape, rank: int) -> Array:
     pp, vpp, m, kind = shape
     if kind in SPLIT_BACKWARD:
         return np.concatenate([held_then for held_then, _ in held_and_waiting(shape, rank)])
-    chunk, _ = chunk_order(shape)
     first, total = warmup(shape, rank), m * vpp
-    done = np.cumsum(chunk[:, None] == np.arange(vpp), axis=0)
+    done = _forward_passes(shape)
     if first == total:
-        return np.asarray(done[-1:])
-    back = np.cumsum((vpp - 1 - chunk)[:, None] == np.arange(vpp), axis=0)
+        return done[-1:]
     period = min(total - first, pp * vpp)
-    moments = done[first : first + period]
-    moments[1:] -= back[: period - 1]
+    moments = done[first : first + period].copy()
+    moments[1:] -= done[: period - 1, ::-1]  # backward passes take the chunks in reverse
     if period > MANY_MOMENTS:  # of the others only those next to each other are compared: more are kept than need be
         falls, rises = (np.all(np.diff(moments, axis=0) * sign >= 0, axis=1) for sign in (-1, 1))
         covered = np.append(rises & ~falls, False) | np.append(False, falls)

@@ -9,7 +9,7 @@ linear functions they are is read off the very trees that the evaluator sums, by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,36 @@ SLACK = 1e-9
 _AT = {name: i for i, name in enumerate(Probe.NAMES)}
 
 
+class Units(Mapping[str, Any]):
+    """Coefficients per unit of what a rank holds, by its name: numbers, or arrays of equal shape."""
+
+    def __init__(self, place: Mapping[str, int], table: Array) -> None:
+        """``table``: (name, …)."""
+        self.place, self.table = place, table
+
+    @staticmethod
+    def of(units: Mapping[str, Array]) -> Units:
+        """The same as one array."""
+        return Units({name: i for i, name in enumerate(units)}, np.stack(list(units.values())))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.table[self.place[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.place)
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def at(self, rows: Array | slice, *further: None) -> Units:
+        """Those of some rows; ``further`` axes of one place after them."""
+        return Units(self.place, self.table[(slice(None), rows, *further)])
+
+    def row(self, i: int) -> dict[str, float]:
+        """Those of one row."""
+        return dict(zip(self.place, self.table[:, i].tolist(), strict=True))
+
+
 @dataclass(frozen=True)
 class Form:
     """A worst-rank sum as coefficients per unit of what a rank holds; ``units[name]`` has a value a row."""
@@ -36,16 +66,12 @@ class Form:
     name: str
     weight: float
     at_least_zero: bool
-    units: Mapping[str, Array]
+    units: Units
     budget: float = math.inf
-
-    def row(self, i: int) -> dict[str, float]:
-        """The coefficients of one row."""
-        return {name: float(values[i]) for name, values in self.units.items()}
 
     def rows(self, chosen: Array | slice) -> Form:
         """The form of some rows."""
-        return replace(self, units={name: values[chosen] for name, values in self.units.items()})
+        return replace(self, units=self.units.at(chosen))
 
 
 @dataclass(frozen=True)
@@ -103,7 +129,7 @@ def forms(p: Instance, values: Mapping[str, Array], objective: bool = True) -> F
             units[kind] = units[kind] + units.pop(f"{kind}_hiding")
         modules = units.pop("mtp") + in_flight * units.pop("mtp_in_flight")
         units["last"], units["before_last"] = units["last"] + ~apart * modules, apart * modules
-        return Form(quantity.name, weight, quantity.at_least_zero, units, budget)
+        return Form(quantity.name, weight, quantity.at_least_zero, Units.of(units), budget)
 
     return Forms(
         tuple(form(weight, quantity) for weight, quantity in (objective_tree(probe) if objective else ())),
@@ -115,8 +141,8 @@ def forms(p: Instance, values: Mapping[str, Array], objective: bool = True) -> F
 class Row:
     """One configuration without its cut: its linear forms, the times of its items, and its schedule."""
 
-    objective: tuple[tuple[Form, dict[str, Any]], ...]
-    limits: tuple[tuple[Form, dict[str, Any]], ...]
+    objective: tuple[tuple[Form, Mapping[str, Any]], ...]
+    limits: tuple[tuple[Form, Mapping[str, Any]], ...]
     items: Items
     shape: Shape
 
@@ -129,8 +155,8 @@ class Row:
     def of(all_forms: Forms, all_items: Items, values: Mapping[str, Array], i: int) -> Row:
         """Row i of ``values``."""
         return Row(
-            tuple((form, form.row(i)) for form in all_forms.objective),
-            tuple((form, form.row(i)) for form in all_forms.limits),
+            tuple((form, form.units.row(i)) for form in all_forms.objective),
+            tuple((form, form.units.row(i)) for form in all_forms.limits),
             all_items.row(i),
             shape_of(int(values["pp"][i]), int(values["vpp"][i]), int(values["grad_acc"][i])),
         )
@@ -138,12 +164,9 @@ class Row:
     @staticmethod
     def many(all_forms: Forms, all_items: Items, shape: Shape, rows: Array) -> Row:
         """Rows with one schedule at once: every value has an axis for them, and a further one for cuts."""
-
-        def units(form: Form) -> dict[str, Any]:
-            return {name: values[rows, None] for name, values in form.units.items()}
-
         objective, limits = (
-            tuple((form, units(form)) for form in group) for group in (all_forms.objective, all_forms.limits)
+            tuple((form, form.units.at(rows, None)) for form in group)
+            for group in (all_forms.objective, all_forms.limits)
         )
         return Row(objective, limits, all_items.rows((rows, None)), shape)
 

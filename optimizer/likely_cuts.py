@@ -50,12 +50,13 @@ def _in_domain(cuts: Array, num_layers: int, pp: int, vpp: int, fuller_first: bo
     """Those of the cuts that ``splits.rank_cuts`` has, all ranks of one kind."""
     low, high = (of.T.ravel() for of in bounds(num_layers, pp, vpp, mtp_apart))
     cuts = cuts[np.all((cuts >= low) & (cuts <= high), axis=1)]
-    for rank in range(pp):
-        known = rank_cuts(num_layers, pp, vpp, rank, mtp_apart)
-        known = known.only(known.fuller_first if fuller_first else known.fuller_last)
-        sizes = set(map(tuple, known.sizes.tolist()))
-        cuts = cuts[[tuple(chunks) in sizes for chunks in cuts[:, rank::pp].tolist()]]
-    return cuts
+    of_ranks = [rank_cuts(num_layers, pp, vpp, rank, mtp_apart) for rank in range(pp)]
+    known = {id(of): of.only(of.fuller_first if fuller_first else of.fuller_last) for of in of_ranks}  # most are one
+    sizes = {name: set(map(tuple, of.sizes.tolist())) for name, of in known.items()}
+    chunks = cuts.reshape(len(cuts), vpp, pp).transpose(0, 2, 1).tolist()
+    names = [id(of) for of in of_ranks]
+    inside = [all(tuple(of) in sizes[name] for of, name in zip(cut, names, strict=True)) for cut in chunks]
+    return np.asarray(cuts[np.array(inside, dtype=bool)])
 
 
 class Likely(NamedTuple):
