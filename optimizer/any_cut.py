@@ -21,7 +21,7 @@ from parsolve.functions import Array, Points
 from parsolve.objectives.step_time import items
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
 from parsolve.optimizer.bounds import Filter
-from parsolve.optimizer.cut_caps import ShapeRows, caps
+from parsolve.optimizer.cut_caps import Caps, ShapeRows, caps
 from parsolve.optimizer.cut_forms import SLACK, Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import Joined, join
@@ -170,6 +170,8 @@ STEPS = (1.02, 1.04, 1.07, 1.1, 1.14, 1.18, 1.23, 1.3, 1.4, 1.6, 2.0, 3.0)
 """Where a configuration's cuts are too many, those up to these multiples of its bound are looked at first."""
 TIES = 4 * SLACK
 """Cuts are looked for that cost less than some value by more than the slack of comparisons: room for equal ones."""
+SHAPES_AT_ONCE = 16
+"""Pipeline shapes whose configurations are looked at together when those for which no cut will do are dropped."""
 STALE = 1e-2
 """The cuts that a row may take are looked at again when what it has to beat has fallen by this share, or risen."""
 
@@ -229,8 +231,8 @@ class Candidates:
         for k, guess in enumerate(of.beat.tolist()):
             yield guess, ShapeCuts.of(self.p, of.rows(slice(k, k + 1)))
 
-    def _possible(self, rows: Array, beat: Array) -> tuple[Array, ShapeRows]:
-        """Those of the rows, of one shape, that some cut could make cheaper than ``beat`` (row,).
+    def _caps(self, rows: Array, beat: Array) -> Caps:
+        """What the ranks of some rows of one pipeline size can hold, if they are to cost less than ``beat`` (row,).
 
         Raises
         ------
@@ -238,13 +240,14 @@ class Candidates:
         """
         if time.perf_counter() > self.deadline:
             raise TimeoutError
-        part = {axis: column[rows] for axis, column in self.table.values.items()}
-        linear = self.linear.rows(rows)
-        answer = caps(self.p, linear, part, beat)
-        some = np.flatnonzero(answer.possible)
-        values = {axis: column[some] for axis, column in part.items()}
-        caps_of = (answer.most[some], answer.least[some], beat[some])
-        return rows[some], ShapeRows(linear.rows(some), self.times.rows(rows[some]), values, *caps_of)
+        return caps(self.p, self.linear.rows(rows), self.table.keep(rows).values, beat)
+
+    def _possible(self, rows: Array, beat: Array) -> tuple[Array, ShapeRows]:
+        """Those of the rows, of one shape, that some cut could make cheaper than ``beat`` (row,)."""
+        answer = self._caps(rows, beat)
+        some = rows[answer.possible]
+        caps_of = (column[answer.possible] for column in (answer.most, answer.least, beat))
+        return some, ShapeRows(self.linear.rows(some), self.times.rows(some), self.table.keep(some).values, *caps_of)
 
 
 class Open(Candidates):
@@ -274,8 +277,13 @@ class Open(Candidates):
 
     def _drop_impossible(self) -> None:
         """Forget the rows that no cut will do for."""
-        shapes = [np.flatnonzero(self.at == shape) for shape in np.unique(self.at)]
-        some = np.sort(np.concatenate([self._possible(rows, self.beat[rows])[0] for rows in shapes]))
+        possible = np.zeros(self.table.size, dtype=bool)
+        for pp in np.unique(self.table.values["pp"]).tolist():
+            shapes = np.unique(self.at[self.table.values["pp"] == pp])
+            for start in range(0, len(shapes), SHAPES_AT_ONCE):
+                rows = np.flatnonzero(np.isin(self.at, shapes[start : start + SHAPES_AT_ONCE]))
+                possible[rows] = self._caps(rows, self.beat[rows]).possible
+        some = np.flatnonzero(possible)
         self.table, self.linear, self.times = self.table.keep(some), self.linear.rows(some), self.times.rows(some)
         self.bound, self.at, self.beat = self.bound[some], self.at[some], self.beat[some]
         self._grouped_at = self._grouped_at[some]

@@ -1,6 +1,6 @@
 """Necessary conditions for cuts, rank by rank: how many layers a rank can hold, and in which chunks.
 
-Computed for all configurations of one pipeline shape at once.
+Computed for all configurations of one pipeline size, or of one shape, at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,50 +34,74 @@ class Caps:
     possible: Array
 
 
-def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
-    """Necessary conditions, rank by rank, for rows of one pipeline shape that are to cost at most ``to_beat``.
+class _Ranks(NamedTuple):
+    """What each rank of a schedule can hold, arrays (rank,).
 
-    A shape: pp, vpp, and where prediction modules are.
+    ``least``, ``most``: layers; ``first``: least layers of its first chunk. ``dense``, ``moe``: see ``reachable``.
+    ``at_once``: microbatches of which it may hold any one chunk at once. ``held``: (rank, number) what a rank with 0 to
+    all layers, or more, has in flight at least at its worst moment; inf: it cannot.
+    """
+
+    least: Array
+    most: Array
+    first: Array
+    dense: Array
+    moe: Array
+    at_once: Array
+    held: Array
+
+
+@lru_cache(maxsize=1024)
+def _ranks(layer_is_moe: tuple[bool, ...], shape: Shape, apart: bool) -> _Ranks:
+    layers, (pp, vpp) = len(layer_is_moe), shape[:2]
+    low, high = bounds(layers, pp, vpp, apart)
+    dense, moe = (reachable(layer_is_moe, kind, pp, vpp) for kind in ("dense", "moe"))
+    ranks = range(pp)
+    at_once = np.array([_most_at_once(shape, rank) for rank in ranks])
+    held = np.stack([_least_held(layers, shape, rank, apart) for rank in ranks])
+    return _Ranks(low.sum(axis=1), np.minimum(high.sum(axis=1), layers), low[:, 0], dense, moe, at_once, held)
+
+
+def caps(p: Instance, all_forms: Forms, values: Mapping[str, Array], to_beat: Array) -> Caps:
+    """Necessary conditions, rank by rank, for rows of one pipeline size that are to cost at most ``to_beat``.
 
     A rank's layers count as of the cheaper kind as far as there can be such. A rank waits for the first chunks before
     it, and holds in flight what its leanest cut would.
     """
-    pp, vpp = int(values["pp"][0]), int(values["vpp"][0])
-    layers, apart, size = p.model.num_layers, mtp_apart(p, values), len(to_beat)
-    low, high = bounds(layers, pp, vpp, apart)
-    least = low.sum(axis=1)
-    most = np.broadcast_to(np.minimum(high.sum(axis=1), layers), (size, pp))
-    rest, pipeline = others(p, all_forms, size, pp, 0, int(most.max())), all_forms.pipeline
+    pp, vpp, layers = int(values["pp"][0]), values["vpp"], p.model.num_layers
+    depths = np.minimum(values["grad_acc"], saturated(pp, vpp))
+    orders = np.stack((vpp, depths, p.splits.mtp_apart[values["split"]]))
+    orders, which = np.unique(orders, axis=1, return_inverse=True)
+    of_orders = [_ranks(p.model.layer_is_moe, Shape(pp, v, m), bool(apart)) for v, m, apart in orders.T.tolist()]
+    *of_ranks, held = (np.stack(each) for each in zip(*of_orders, strict=True))
+    least, most, first, dense, moe, at_once = (each[which.ravel()] for each in of_ranks)
+    there = {kind: n for kind, n in (("dense", dense), ("moe", moe)) if kind in kinds(p)}
+    rest, pipeline = others(p, all_forms, len(to_beat), pp, 0, int(most.max())), all_forms.pipeline
     room = to_beat[:, None] * (1 + SLACK) - rest[:, None] + np.zeros(pp)
     if pipeline is not None:
         weight, units = pipeline.weight, pipeline.units
         ends = fixed(units, pp, values["grad_acc"])
-        per_layer = cheapest(p, units, "_ahead")
 
         def in_time(most: Array) -> Array:
             """What each rank can compute within the value to beat."""
             nonlocal room
-            ahead = _ahead(units, _left_over(most, least, layers), low, vpp, per_layer)
+            ahead = _ahead(p, units, _left_over(most, least, layers), first, vpp)
             room = to_beat[:, None] * (1 + SLACK) - rest[:, None] - weight * (ends + ahead)
-            return np.asarray(np.clip(at_most(p, units, room / weight, pp, vpp), -1, most).astype(np.int64))
+            found = most_mix(_of_kinds(p, units), there, room / weight)
+            return np.asarray(np.clip(found, -1, most).astype(np.int64))
 
         most = in_time(in_time(most))
-    depths, which = np.unique(np.minimum(values["grad_acc"], saturated(pp, vpp)), return_inverse=True)
-    shapes, ranks = [Shape(pp, vpp, m) for m in depths.tolist()], np.arange(pp)
-    held = np.stack([[_least_held(layers, shape, rank, apart) for rank in ranks.tolist()] for shape in shapes])
-    at_once = np.array([[_most_at_once(shape, rank) for rank in ranks.tolist()] for shape in shapes])[which]
-    there = {kind: at_once * _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in kinds(p)}
+    at_once_there = {kind: at_once * n for kind, n in there.items()}
     for form in all_forms.limits:
         outside = fixed(form.units, pp, values["grad_acc"])
-        in_flight_units = {kind: form.units[f"{kind}_in_flight"][:, None] for kind in there}
+        each, each_in_flight = (_of_kinds(p, form.units, suffix) for suffix in ("", "_in_flight"))
 
-        def within(numbers: Array, form: Form = form, outside: Array = outside, each: Any = in_flight_units) -> Array:
-            """Whether ranks with so many layers hold the limit."""
-            in_flight = least_mix(each, there, held[which[:, None], ranks, numbers])
-            need = outside + at_least(p, form.units, numbers, pp, vpp) + in_flight
-            return np.asarray(need <= form.budget * (1 + SLACK))
+        def need(numbers: Array, outside: Array = outside, each: Any = each, flying: Any = each_in_flight) -> Array:
+            """What ranks with so many layers need at least."""
+            of_numbers = held[which.reshape(-1, 1), np.arange(pp), numbers]
+            return np.asarray(outside + least_mix(each, there, numbers) + least_mix(flying, at_once_there, of_numbers))
 
-        most = _most(within, least, most)
+        most = _most(need, form.budget * (1 + SLACK), least, most)
     if pipeline is not None:
         most = in_time(most)
     possible = np.all(most >= least, axis=1) & (most.sum(axis=1) >= layers)
@@ -92,18 +116,17 @@ def mtp_apart(p: Instance, values: Mapping[str, Array]) -> bool:
     return bool(p.splits.mtp_apart[values["split"][0]])
 
 
-def _most(fits: Callable[[Array], Array], least: Array, most: Array) -> Array:
-    """(row, rank) the highest number from ``least`` (rank,) to ``most`` that fits, below ``least`` where none does.
+def _most(need: Callable[[Array], Array], budget: float, least: Array, most: Array) -> Array:
+    """(row, rank) the highest number from ``least`` to ``most`` for which no more than the budget is needed.
 
-    ``fits``: (row, rank) for such numbers; what does not fit a number does not fit a higher one.
+    Below ``least`` where there is none. ``need``: (row, rank) for such numbers, never falling with them.
     """
-    known: Array = np.broadcast_to(least - 1, most.shape)
-    beyond: Array = most + 1
+    known, beyond = least - 1, most + 1
     while np.any(undecided := beyond - known > 1):
         between = (known + beyond) // 2
-        fit = fits(np.maximum(between, least))
+        fit = need(np.maximum(between, least)) <= budget
         known, beyond = np.where(undecided & fit, between, known), np.where(undecided & ~fit, between, beyond)
-    return known
+    return np.asarray(known)
 
 
 def _left_over(most: Array, least: Array, layers: int) -> Array:
@@ -111,14 +134,13 @@ def _left_over(most: Array, least: Array, layers: int) -> Array:
     return np.asarray(np.maximum(least, layers - (most.sum(axis=1)[:, None] - most)))
 
 
-def _ahead(units: Mapping[str, Array], least: Array, low: Array, vpp: int, per_layer: Array) -> Array:
+def _ahead(p: Instance, units: Mapping[str, Array], least: Array, first: Array, vpp: Array) -> Array:
     """(row, rank) at least the time that passes before a rank's first and after its last pass."""
-    pp = low.shape[0]
-    chunk = np.maximum(least // vpp, low[:, 0]).astype(float)
-    if vpp > 1:  # the end chunks may hold fewer than the others
-        chunk[:, 0] = low[0, 0]
+    pp = least.shape[1]
+    short = (vpp > 1)[:, None] & (np.arange(pp) == 0)  # the first chunk may hold fewer than the others of its rank
+    chunk = np.where(short, first, np.maximum(least // vpp[:, None], first)).astype(float)
     before = np.cumsum(chunk, axis=1) - chunk
-    return np.asarray(waits(units, pp) + per_layer[:, None] * before)
+    return np.asarray(waits(units, pp) + cheapest(p, units, "_ahead")[:, None] * before)
 
 
 def waits(units: Mapping[str, Array], pp: int) -> Array:
@@ -136,7 +158,7 @@ def in_flight(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
 
 @lru_cache(maxsize=4096)
 def _least_held(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
-    """What a rank with 0 to ``layers`` layers, or more, has in flight at least at its worst moment; inf: it cannot."""
+    """One rank's part of ``_Ranks.held``."""
     least = np.full(layers + 1, math.inf)
     total = rank_cuts(layers, shape.pp, shape.vpp, rank, apart).total
     np.minimum.at(least, total, in_flight(layers, shape, rank, apart))
@@ -280,7 +302,7 @@ def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:
 
 def _kinds_on(p: Instance, pp: int, vpp: int, rank: int) -> dict[str, int]:
     """The kinds of layers that a rank can hold, and how many of each at most."""
-    there = {kind: int(_reachable(p.model.layer_is_moe, kind == "moe", pp, vpp)[rank]) for kind in kinds(p)}
+    there = {kind: int(reachable(p.model.layer_is_moe, kind, pp, vpp)[rank]) for kind in kinds(p)}
     return {kind: n for kind, n in there.items() if n}
 
 
@@ -320,12 +342,17 @@ def _most_at_once(shape: Shape, rank: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _reachable(layer_is_moe: tuple[bool, ...], moe: bool, pp: int, vpp: int) -> Array:
+def reachable(layer_is_moe: tuple[bool, ...], kind: str, pp: int, vpp: int) -> Array:
     """(rank,) layers of a kind that do not certainly lie on earlier stages than the rank's first."""
     low = bounds(len(layer_is_moe), pp, vpp)[0][:, 0]
-    of_kind = np.array([kind == moe for kind in layer_is_moe])
+    of_kind = np.array(layer_is_moe) == (kind == "moe")
     after = np.append(np.cumsum(of_kind[::-1])[::-1], 0)
     return np.asarray(after[np.minimum(np.cumsum(low) - low, len(of_kind))])
+
+
+def _of_kinds(p: Instance, units: Mapping[str, Any], suffix: str = "") -> dict[str, Array]:
+    """What a layer of each kind costs, (…, 1)."""
+    return {kind: np.asarray(units[kind + suffix])[..., None] for kind in kinds(p)}
 
 
 def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp: int) -> Array:
@@ -333,18 +360,8 @@ def at_least(p: Instance, units: Mapping[str, Any], numbers: Array, pp: int, vpp
 
     Of one kind they cost the same on every rank, whose axis then has one place if that of ``numbers`` has.
     """
-    return np.asarray(least_mix(*_kinds_at(p, units, pp, vpp), numbers))
-
-
-def at_most(p: Instance, units: Mapping[str, Any], room: Array, pp: int, vpp: int) -> Array:
-    """(…, rank) how many layers can be had for ``room`` (…, rank), the same way."""
-    return most_mix(*_kinds_at(p, units, pp, vpp), room)
-
-
-def _kinds_at(p: Instance, units: Mapping[str, Any], pp: int, vpp: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """What a layer of each kind costs, (…, 1), and how many of each there can be on each rank, (rank,)."""
-    each = {kind: np.asarray(units[kind])[..., None] for kind in kinds(p)}
-    return each, {kind: _reachable(p.model.layer_is_moe, kind == "moe", pp, vpp) for kind in each}
+    there = {kind: reachable(p.model.layer_is_moe, kind, pp, vpp) for kind in kinds(p)}
+    return np.asarray(least_mix(_of_kinds(p, units), there, numbers))
 
 
 def others(p: Instance, all_forms: Forms, size: int, pp: int, low: int, high: int) -> Array:
