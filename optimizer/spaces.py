@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -80,15 +81,23 @@ class _Shared:
     """All rows of a space, with what later questions added to them."""
 
     space: Space
-    rows: Filter
-    leaves: Leaves = field(init=False)
+    whole: Filter
     masks: dict[Rule, tuple[int, Array]] = field(default_factory=dict)
     limits: dict[Limit, Quantity] = field(default_factory=dict)
     goals: dict[Goal, list[Quantity]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def rows(self) -> Filter | None:
+        """Those that some plan has, None when there is none."""
+        rows = self.whole.copy()
+        return rows.compact() if rows.reduce() else None
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        """Leaves of these rows."""
+        assert self.rows is not None
         tables = self.rows.tables
-        self.leaves = Leaves(self.space.p, tables.domains, tables.tables)
+        return Leaves(self.space.p, tables.domains, tables.tables)
 
 
 class Spaces:
@@ -144,15 +153,15 @@ class Spaces:
             if asked.without_values:
                 return asked
             space = self._build(self.problem, gbs)
-            rows = None if space.without_values else self._whole(space)
-            self.shared[gbs] = space if rows is None or not rows.reduce() else _Shared(space, rows.compact())
+            self.shared[gbs] = space if space.without_values else _Shared(space, self._whole(space))
         base = self.shared[gbs]
-        if isinstance(base, Space):
-            return replace(base, p=problem.instance(gbs, base.p.splits))
-        if problem is self.problem:
-            return _in_parts(base.space, base.rows.copy(), bound)
+        if isinstance(base, _Shared) and problem is self.problem:
+            return _in_parts(base.space, base.whole.copy(), bound)
+        if isinstance(base, Space) or base.rows is None:
+            space = base if isinstance(base, Space) else base.space
+            return replace(space, p=problem.instance(gbs, space.p.splits))
         try:
-            rows = self._narrowed(base, problem)
+            rows = self._narrowed(base, base.rows, problem)
         except KeyError:
             return self.once(problem, gbs, bound)
         p = problem.instance(gbs, base.space.p.splits)
@@ -168,14 +177,13 @@ class Spaces:
             and set(active_limits(mine)) <= set(active_limits(problem))
         )
 
-    def _narrowed(self, base: _Shared, problem: Problem) -> Filter:
+    def _narrowed(self, base: _Shared, whole: Filter, problem: Problem) -> Filter:
         """The shared rows that the problem's own rules allow, with its limits and its goal.
 
         Raises
         ------
         KeyError: some function's axes are in no table.
         """
-        whole = base.rows
         own_rules, own_limits = set(active_rules(self.problem)), set(active_limits(self.problem))
         added = [limit for limit in active_limits(problem) if limit not in own_limits]
         if added or (self.objective and problem.goal != self.problem.goal):

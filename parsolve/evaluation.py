@@ -343,7 +343,7 @@ def pipeline_timeline(p: Instance, config: Config) -> Timeline:
 
 def violations(p: Instance, config: Config) -> list[Violation]:
     """Every rule and limit that the configuration breaks, in the order of the rule list."""
-    values = axis_values(p, config)
+    values = Points(p, axis_values(p, config))
     found = []
     for rule in active_rules(p.problem):
         if not bool(np.all(rule(p, values))):
