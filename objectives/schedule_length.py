@@ -21,15 +21,6 @@ SAME = 1e-14
 """Relative difference, of the length of a schedule, between two ways to add up the same times."""
 
 
-@lru_cache(maxsize=64)
-def _steps(shape: Shape) -> list[list[tuple[int, int, bool]]]:
-    """For each rank its passes in order: pass, input, and whether that is sent."""
-    return [
-        list(zip(order.passes.tolist(), order.inputs.tolist(), order.sent.tolist(), strict=True))
-        for order in orders(shape)
-    ]
-
-
 class _Repeated(NamedTuple):
     """A schedule whose group of pp microbatches from ``before`` on can be put in again: each takes ``a_group`` s.
 
@@ -95,15 +86,15 @@ def _one_by_one(shape: Shape, of_stages: Array, delay: float) -> Array:
     """The same pass by pass: every rank goes on as far as its inputs are there."""
     durations = np.repeat(of_stages, shape.microbatches).tolist()
     ends = [-1.0] * len(durations) + [0.0]  # the last: what needs no input
-    steps = _steps(shape)
-    done, free = [0] * shape.pp, [0.0] * shape.pp
-    left = len(durations)
-    while left:
-        before = left
+    steps = [zip(of.passes.tolist(), of.inputs.tolist(), of.sent.tolist(), strict=True) for of in orders(shape)]
+    waiting = [next(of_rank, None) for of_rank in steps]  # each rank's next pass, its input, and whether that is sent
+    free = [0.0] * shape.pp
+    while any(waiting):
+        before = list(waiting)
         for rank, of_rank in enumerate(steps):
-            now = free[rank]
-            for step in range(done[rank], len(of_rank)):
-                here, need, sent = of_rank[step]
+            now, step = free[rank], waiting[rank]
+            while step is not None:
+                here, need, sent = step
                 arrives = ends[need]
                 if arrives < 0:
                     break
@@ -113,10 +104,9 @@ def _one_by_one(shape: Shape, of_stages: Array, delay: float) -> Array:
                     now = arrives
                 now += durations[here]
                 ends[here] = now
-                done[rank] += 1
-                left -= 1
-            free[rank] = now
-        if left == before:
+                step = next(of_rank, None)
+            free[rank], waiting[rank] = now, step
+        if waiting == before:
             raise InternalError(f"the passes of {shape} wait for each other")
     return np.array(ends[:-1])
 

@@ -6,7 +6,6 @@ one that looks best is found for all configurations of one schedule at once.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -30,20 +29,18 @@ FEWER = 1
 @lru_cache(maxsize=256)
 def likely_cuts(num_layers: int, pp: int, vpp: int, mtp_apart: bool = False) -> Array:
     """Cuts of the stated domain (``splits.rank_cuts``) of several ranks, (cut, stage) in model order."""
-    even = num_layers // (pp * vpp)
-    ends = sorted({0, *range(max(0, even - FEWER), even + 2)})
-    middle = np.arange(pp * vpp - 2)
-    if mtp_apart:  # the last stage holds none, that before it counts as an end
-        middle = middle[:-1]
+    even, stages = num_layers // (pp * vpp), pp * vpp - mtp_apart  # with modules apart the last stage holds none
+    ends = np.unique([0, *range(max(0, even - FEWER), even + 2)])
+    first, last = (grid.reshape(-1, 1) for grid in np.meshgrid(ends, ends, indexing="ij"))
+    if stages == 2:
+        first, last = ends[:, None], num_layers - ends[:, None]
+    small, fuller = np.divmod(num_layers - first - last, max(1, stages - 2))
+    none = np.zeros((len(first), int(mtp_apart)), np.int64)
     found: list[Array] = []
-    for fuller_first in (True, False):
-        tried = []
-        for first, last in itertools.product(ends, ends) if len(middle) else ((n, num_layers - n) for n in ends):
-            small, fuller = divmod(num_layers - first - last, max(1, len(middle)))
-            of_middle = small + ((middle if fuller_first else middle[::-1]) < fuller)
-            tried.append([first, *of_middle.tolist(), last, *([0] if mtp_apart else [])])
-        found.append(_in_domain(np.array(tried), num_layers, pp, vpp, fuller_first, mtp_apart))
-    return np.unique(np.concatenate(found), axis=0)
+    for place in (np.arange(stages - 2), np.arange(stages - 2)[::-1]):  # the fuller stages first, or last
+        tried = np.hstack((first, small + (place < fuller), last, none))
+        found.append(_in_domain(tried, num_layers, pp, vpp, not found, mtp_apart))
+    return np.array(sorted({tuple(cut) for cuts in found for cut in cuts.tolist()}), np.int64)
 
 
 def _in_domain(cuts: Array, num_layers: int, pp: int, vpp: int, fuller_first: bool, mtp_apart: bool) -> Array:
