@@ -6,7 +6,7 @@ Computed for all configurations of one pipeline size, or of one shape, at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -211,12 +211,19 @@ class Domains:
         options = tuple(cuts.only(allowed[i]) for cuts, allowed in zip(self.options, self.allowed, strict=True))
         return Domains(options, tuple(np.ones((1, len(cuts.total)), dtype=bool) for cuts in options))
 
+    def in_time(self, p: Instance, of: ShapeRows, room: Array) -> Domains:
+        """Those with which the rows' schedules may end in time. ``room``: (row,) s."""
+        allowed = [
+            fits & (_least_time(p, of, rank, cuts.sizes) <= room[:, None] * (1 + SLACK))
+            for rank, (cuts, fits) in enumerate(zip(self.options, self.allowed, strict=True))
+        ]
+        return _filled(self.options, allowed, p.model.num_layers)
 
-def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
-    """The chunk sizes of each rank within its caps, the limits, and the time for the pipeline.
+
+def domains(p: Instance, of: ShapeRows) -> Domains:
+    """The chunk sizes of each rank within its caps and the limits.
 
     What a rank needs is exact where all layers that it can hold are of one kind, else no more than it will need.
-    ``room``: (row,) s; None: any.
     """
     pp, vpp, layers, grad_acc = of.pp, of.vpp, p.model.num_layers, of.values["grad_acc"]
     depths, which = np.unique(np.minimum(grad_acc, saturated(pp, vpp)), return_inverse=True)
@@ -241,20 +248,13 @@ def domains(p: Instance, of: ShapeRows, room: Array | None) -> Domains:
             need = outside[:, rank, None] + least_mix(each, there, cuts.total)
             need = need + least_mix(held, in_flight_there, flying) + least_mix(holds, there, cuts.total > 0)
             fits &= need <= form.budget * (1 + SLACK)
-        if room is not None:
-            fits &= _least_time(p, of, rank, cuts.sizes) <= room[:, None] * (1 + SLACK)
         windows.append(cuts)
         allowed.append(fits)
-    _fill(windows, allowed, layers)
-    some = [fits.any(axis=0) for fits in allowed]
-    return Domains(
-        tuple(cuts.only(np.asarray(any_row)) for cuts, any_row in zip(windows, some, strict=True)),
-        tuple(fits[:, any_row] for fits, any_row in zip(allowed, some, strict=True)),
-    )
+    return _filled(windows, allowed, layers)
 
 
-def _fill(options: list[RankCuts], allowed: list[Array], layers: int) -> None:
-    """Drop from ``allowed`` what leaves more or fewer layers than the other ranks can hold."""
+def _filled(options: Sequence[RankCuts], allowed: list[Array], layers: int) -> Domains:
+    """What some row may take, without what leaves more or fewer layers than the other ranks can hold."""
     totals = [cuts.total for cuts in options]
     most = np.stack([np.where(a, t, 0).max(axis=1, initial=0) for t, a in zip(totals, allowed, strict=True)], axis=1)
     least = np.stack(
@@ -263,6 +263,11 @@ def _fill(options: list[RankCuts], allowed: list[Array], layers: int) -> None:
     for rank, (total, fits) in enumerate(zip(totals, allowed, strict=True)):
         others_most, others_least = (of.sum(axis=1) - of[:, rank] for of in (most, least))
         fits &= (total + others_most[:, None] >= layers) & (total + others_least[:, None] <= layers)
+    some = [fits.any(axis=0) for fits in allowed]
+    return Domains(
+        tuple(cuts.only(np.asarray(any_row)) for cuts, any_row in zip(options, some, strict=True)),
+        tuple(fits[:, any_row] for fits, any_row in zip(allowed, some, strict=True)),
+    )
 
 
 def _least_time(p: Instance, of: ShapeRows, rank: int, sizes: Array) -> Array:

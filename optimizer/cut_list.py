@@ -22,6 +22,8 @@ AT_ONCE = 8
 """Listed cuts evaluated in one round."""
 LOOK = 256
 """Listed cuts whose limits are looked at in one round."""
+LONG = 20_000
+"""Of a list of cuts with more ranks than this in all, those whose time alone is too long are left out."""
 MAX_LISTED = 3_000_000
 """Cuts are listed when they have no more stages than this in all."""
 
@@ -44,11 +46,16 @@ class ShapeCuts:
         rest = others(p, rows.forms, len(rows.beat), rows.pp, int(rows.least.min()), int(rows.most.max()))
         pipeline = rows.forms.pipeline
         room = None if pipeline is None else (rows.beat - rest) / pipeline.weight
-        domain = domains(p, rows, room)
+        domain = domains(p, rows)
         patience = np.full((rows.pp, p.model.num_layers + 1), math.inf)
         if pipeline is not None and room is not None and all(len(cuts.total) for cuts in domain.options):
             patience = _patience(p, rows, pipeline, room)
-        return ShapeCuts(domain, rest, _combined(domain.options, partial(_grown, p.model.num_layers, patience)))
+        grow = partial(_grown, p.model.num_layers, patience)
+        chosen = _combined(domain.options, grow)
+        if room is not None and (chosen is None or chosen.size > LONG):
+            domain = domain.in_time(p, rows, room)
+            chosen = _combined(domain.options, grow)
+        return ShapeCuts(domain, rest, chosen)
 
     def alone(self, p: Instance, i: int, row: Row, to_beat: float, paths: Path) -> ShapeCuts:
         """The same for row ``i`` alone, held against paths while they are put together: often few enough to list."""
