@@ -20,7 +20,7 @@ from parsolve.optimizer import best_cut as search
 from parsolve.optimizer import cut_list
 from parsolve.optimizer.any_cut import Candidates
 from parsolve.optimizer.best_cut import Found, Paths, best_cut
-from parsolve.optimizer.cut_caps import ShapeRows, caps
+from parsolve.optimizer.cut_caps import ShapeRows, caps, least_mix, most_mix
 from parsolve.optimizer.cut_forms import Row, forms
 from parsolve.optimizer.cut_list import ShapeCuts
 from parsolve.optimizer.join import join
@@ -71,8 +71,10 @@ def compare(seed: int, largest: int = LARGEST) -> None:
 
 
 @pytest.mark.parametrize("block", range(30))
-def test_the_best_cut_equals_brute_force(block: int) -> None:
-    """300 problems of up to 16 layers, 4 stages, 2 chunks."""
+def test_the_best_cut_equals_brute_force(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 problems of up to 16 layers, 4 stages, 2 chunks; of every second block the lists count as long."""
+    if block % 2:
+        monkeypatch.setattr(cut_list, "LONG", 0)
     for seed in range(10 * block, 10 * block + 10):
         compare(seed)
 
@@ -162,6 +164,21 @@ def test_caps_never_exclude_a_cut_that_beats_the_target(block: int) -> None:
             assert reach.possible[i] and beats[0] == near[0], seed
             totals = np.array([[sum(rank) for rank in of.cuts[j]] for j in beats])
             assert (totals <= reach.most[i]).all() and (totals >= reach.least[i]).all(), seed
+
+
+def test_the_most_of_two_kinds_is_the_inverse_of_what_they_cost() -> None:
+    rng = np.random.default_rng(5)
+    for kinds in (("moe",), ("dense", "moe")):
+        each = {kind: rng.choice([0.0, 0.3, 1.0, 2.5], 500) for kind in kinds}
+        there = {kind: rng.integers(0, 9, 500) for kind in kinds}
+        numbers = rng.integers(0, 20, 500)
+        found = most_mix(each, there, least_mix(each, there, numbers))
+        assert (found >= numbers).all()
+        some = np.isfinite(found)
+        assert 200 < some.sum() < 500
+        more = least_mix(each, there, np.where(some, found, 0) + 1)
+        assert (more > least_mix(each, there, numbers))[some].all()
+        assert (most_mix(each, there, np.full(500, -1e-3)) < 0).all()
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -11,11 +11,12 @@ import parsolve
 from parsolve import Problem
 from parsolve.constraints import LIMITS, RULES, WARNINGS
 from parsolve.evaluation import time_tree
-from parsolve.functions import AXES, STAGE, Count, Function, Part
+from parsolve.functions import AXES, STAGE, Count, Function, Part, Points, term
 from parsolve.objectives import counts
 from parsolve.optimizer.domains import build
 from parsolve.problem import Instance
 from parsolve.specs.workload import SPLIT_BACKWARD
+from parsolve.splits import Splits
 
 PROBLEMS = {
     "dense": ("h100-sxm:2x8", "llama2-13b", "megatron"),
@@ -128,3 +129,21 @@ def test_a_function_without_an_instance_is_refused() -> None:
         @parsolve.rule("no")
         def wrong(*, tp: Any) -> Any:
             return tp > 0
+
+
+def test_at_the_same_points_a_function_is_called_once() -> None:
+    asked = []
+
+    @term(name="counted")
+    def counted(p: Instance, *, tp: Any) -> Any:
+        asked.append(tp)
+        return 1.0 * tp
+
+    p, q = (Problem("h100-sxm:1x8", "llama2-13b", seq_len=1024, gbs=8).instance(8, Splits((), ())) for _ in range(2))
+    points = Points(p, {"tp": np.array([1, 2])})
+    for _ in range(3):
+        assert counted(p, Points.of(p, points)).tolist() == [1.0, 2.0]
+    assert len(asked) == 1
+    counted(q, points)  # another instance may answer otherwise
+    counted(p, {"tp": np.array([1, 2])})
+    assert len(asked) == 3
