@@ -84,9 +84,12 @@ def _complete(problem: Problem, tp: int, cp: int, pp: int, ep: int, recompute: R
                 layers_per_stage=cut.layers,
                 sequence_parallel=sequence_parallel,
             )
-            if not violations(instance_of(problem, config, gbs=gbs), config):
+            broken = [violation.rule for violation in violations(instance_of(problem, config, gbs=gbs), config)]
+            if not broken:
                 best = best or config
                 if (pp - 1) / (vpp * microbatches) <= 0.10:
                     return config
                 break
+            if vpp == 1 and broken == ["memory"]:  # interleaved chunks hold more at once
+                return None
     return best

@@ -23,7 +23,7 @@ from parsolve.optimizer import domains as domain_module
 from parsolve.optimizer.any_cut import first_legal_cut
 from parsolve.optimizer.bounds import Filter
 from parsolve.optimizer.join import join
-from parsolve.optimizer.ranking import Query, configs_of, rank, within_limits
+from parsolve.optimizer.ranking import Query, configs_of, rank, why_listed, within_limits
 from parsolve.optimizer.spaces import Spaces
 from parsolve.optimizer.tables import Table
 from parsolve.problem import Instance, Problem, replace_workload
@@ -322,8 +322,11 @@ def _exclusion(problem: Problem, members: Sequence[Rule | Limit], feasibility: F
     return f"{start}; to be rid of one of them is not enough, others exclude every plan as well"
 
 
-def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible | None:
-    """Said when the cuts that can be listed are the only obstacle: some other cut of the layers is legal."""
+def only_cuts(problem: Problem, time_limit: float | None = None, with_memory: bool = False) -> Infeasible | None:
+    """Said when the cuts that can be listed are the only obstacle: some other cut of the layers is legal.
+
+    ``with_memory``: the objective has memory in it, with which all cuts are not searched.
+    """
     watch = _Watch.within(time_limit)
     try:
         found = first_legal(problem, watch.deadline)
@@ -331,10 +334,13 @@ def only_cuts(problem: Problem, time_limit: float | None = None) -> Infeasible |
         return None
     if found is None:
         return None
-    text = f"no listed cut of the layers is legal; {found.layers_text(problem.workload.schedule)} is: take --cuts any"
+    text = f"no listed cut of the layers is legal; {found.layers_text(problem.workload.schedule)} is: "
+    if (why := why_listed(problem)) is not None:
+        return Infeasible((), f"{text}check takes it, but all cuts cannot be searched: {why}", ())
+    how = "--cuts any with the step time as the objective" if with_memory else "--cuts any"
     ranking = rank(problem, Query(1, cuts="any"), max(0.0, watch.left()))
     step = ranking.plans[0].step_time_s if ranking.complete and ranking.plans else None
-    return Infeasible((), text, (Relaxation("any cut of the layers (--cuts any)", "listed cuts", step),))
+    return Infeasible((), f"{text}take {how}", (Relaxation(f"any cut of the layers ({how})", "listed cuts", step),))
 
 
 def least_memory(problem: Problem, time_limit: float | None = None) -> float | None:

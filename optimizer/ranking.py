@@ -159,7 +159,9 @@ def why_listed(problem: Problem) -> str | None:
         several = any(pp > 1 for pp in domain_module.static_domains(problem)["pp"])
         no_layouts = several and not domain_module.takes_layouts(problem)
         framework = problem.workload.framework
-        return f"{framework} takes no layout of the stages" if no_layouts else "there is one stage only"
+        return (
+            f"{framework} takes no layout of the stages" if no_layouts else "no pipeline of several stages is possible"
+        )
     if problem.workload.schedule != "1f1b":
         return "the schedule is not 1F1B"
     if any("split" in rule.axes for rule in problem.rules):

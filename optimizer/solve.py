@@ -113,7 +113,7 @@ def solve_problem(
         from parsolve.optimizer.conflicts import explain_infeasible, only_cuts
 
         if ranking.complete and ranking.cuts != "any" and takes_any_cut(problem):
-            reason = only_cuts(problem, left)
+            reason = only_cuts(problem, left, with_memory)
             if reason is not None:
                 return replace(result, infeasible=reason)
         return replace(result, infeasible=explain_infeasible(problem, left))

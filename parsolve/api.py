@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,13 +173,13 @@ def solve(
     time_limit: s; when it runs out the best plans so far are returned with status ``feasible``.
     workers: threads of CP-SAT; the answer is the same with any number.
     cuts: of the layers into stages. ``listed``: equal chunks, first/last counts, embedding and loss counted as layers;
-        ``any``: the best of all for each of up to 20 plans, where the launcher takes layout strings; ``auto``: listed,
-        or any where no listed cut is legal.
+        ``any``: the best of all that docs/solver.md states for each of up to 20 plans, where the launcher takes layout
+        strings; ``auto``: listed, or any where no listed cut is legal.
     progress: called with a line of text now and then.
 
     Raises
     ------
-    SpecError: a restriction cannot be read, no worker, or a user's function raised.
+    SpecError: a restriction cannot be read, no plan, time or worker is asked for, or a user's function raised.
     """
     from parsolve.expressions import require_rule
     from parsolve.objective import parse_objective
@@ -196,6 +197,12 @@ def solve(
         raise SpecError("the Pareto front goes with no other objective, within or distinct", "pareto")
     if cuts not in ("auto", "any", "listed"):
         raise SpecError(f"{cuts!r} is none of auto, any, listed", "cuts")
+    if top is not None and top < 1:
+        raise SpecError(f"at least one plan is to be listed, not {top}", "top")
+    if within is not None and not 0 <= within < math.inf:
+        raise SpecError(f"{within} is no share above the best: give one like 0.05", "within")
+    if time_limit is not None and not time_limit > 0:
+        raise SpecError(f"{time_limit} is no time: give seconds above 0, or None", "time_limit")
     if workers < 1:
         raise SpecError(f"at least one worker is needed, not {workers}", "workers")
     request = Request(

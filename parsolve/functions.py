@@ -91,7 +91,8 @@ class Function:
 
     def _computed(self, p: Instance, values: Mapping[str, Any]) -> Any:
         try:
-            return self.compute(p, **{axis: values[axis] for axis in self.axes})
+            value = self.compute(p, **{axis: values[axis] for axis in self.axes})
+            return np.asarray(value) if isinstance(value, list | tuple) else value
         except Exception as error:
             kind = type(self).__name__.strip("_").lower()
             raise SpecError(f"it raised {type(error).__name__}: {error}", f"{kind} {self.name}") from error

@@ -93,6 +93,10 @@ def test_restrictions_hold(options: dict[str, Any], holds: Any) -> None:
         ({"max": {"tp": [1, 2]}}, "one value"),
         ({"require": ["tp"]}, "condition"),
         ({"without": {"memry"}}, "did you mean memory"),
+        ({"top": 0}, "at least one plan"),
+        ({"within": -0.1}, "give one like 0.05"),
+        ({"within": float("nan")}, "give one like 0.05"),
+        ({"time_limit": -1.0}, "seconds above 0"),
     ],
 )
 def test_bad_restrictions_are_explained(options: dict[str, Any], message: str) -> None:
@@ -152,6 +156,20 @@ def test_a_users_rule_term_and_limit() -> None:
     result = parsolve.solve(problem, top=3, rules=[only_two], terms=[penalty])
     assert all(plan.config.tp == 2 for plan in result.plans)
     assert all(plan.estimate.terms_s["penalty"] == plan.config.pp for plan in result.plans)
+
+
+def test_a_users_limit_may_answer_with_a_list() -> None:
+    @parsolve.term(unit="B")
+    def each(p: Any, *, pp: Any) -> Any:
+        """One GiB a pipeline rank."""
+        return [float(x) * 2.0**30 for x in np.atleast_1d(pp)]
+
+    problem = Problem("h100-sxm:1x8", "llama2-7b", seq_len=4096, gbs=16)
+    limit = parsolve.limit("ranks", [each], 4 * 2.0**30)
+    for cuts in ("listed", "any"):
+        result = parsolve.solve(problem, top=3, limits=[limit], cuts=cuts, min={"pp": 2})
+        assert result.status == "optimal"
+        assert all(plan.config.pp <= 4 for plan in result.plans)
 
 
 def test_a_rule_that_raises_is_reported_by_name() -> None:

@@ -207,10 +207,17 @@ def test_the_gain_over_equal_stages_is_said(even: str | None, proven: bool, part
 
 
 @pytest.mark.parametrize(
-    ("cuts", "part"), [("any", "any cut of the layers into chunks of half"), ("listed", "as listed")]
+    ("cuts", "part"), [("any", "the fuller chunks first on all ranks or last on all"), ("listed", "as listed")]
 )
 def test_the_certificate_names_the_cuts(cuts: str, part: str) -> None:
     assert part in words.certificate(result(solver={"cuts": cuts, "search_space": 5}).to_json())
+
+
+def test_what_would_help_takes_listed_cuts_also_where_any_were_asked_for() -> None:
+    reason = Infeasible((), "", (Relaxation("drop pin tp=3", "pin tp=3", 2.0),))
+    for cuts, part in (("any", "then at most 2.000 s a step"), ("listed", "then 2.000 s a step")):
+        data = result(infeasible=reason, solver={"cuts": cuts}).to_json()
+        assert words.conflict(data)[-1].endswith(part)
 
 
 def test_another_plan_can_be_detailed() -> None:

@@ -136,6 +136,37 @@ def test_check_tells_what_is_illegal_slow_and_better() -> None:
     assert "slow: " in err and "better: " in err
 
 
+def test_what_is_wrong_in_a_file_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(PLAIN + " --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ettt|ttL'")
+    code, _, err = run("h100-sxm:1x8", "--from-megatron", str(file))
+    assert code == 2
+    assert f"{file}: --pipeline-model-parallel-layout: has 5 layers, the model 32" in " ".join(err.split())
+
+
+def test_what_is_better_than_an_unequal_layout_is_looked_for_over_all_cuts() -> None:
+    words = (
+        "h100-sxm:2x8",
+        "llama2-7b",
+        "--seq-len",
+        "4096",
+        "--gbs",
+        "64",
+        "--pin",
+        "pp=4",
+        "--pin",
+        "vpp=2",
+        "--better",
+    )
+    config = "tp=1,pp=4,dp=4,vpp=2,mbs=1,zero=1,layers_per_stage=5|4*6|3"
+    code, out, err = run(*words, "--config", config, "--json")
+    better = json.loads(out)["better"]
+    assert code == 0 and better["status"] == "optimal"
+    assert "better: the best plan takes" in err
+    code, out, _ = run(*words, "--config", "tp=1,pp=4,dp=4,vpp=2,mbs=1,zero=1", "--json")
+    assert json.loads(out)["better"]["step_time_s"] >= better["step_time_s"]
+
+
 def test_check_reads_deepspeed(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     base = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}}

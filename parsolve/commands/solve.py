@@ -33,9 +33,10 @@ from parsolve.commands.options import DURATION, FRACTION, PROBLEM, RESTRICTIONS,
     default="auto",
     show_default=True,
     help="Cuts of the layers into stages. listed: equal chunks, first/last counts, embedding and loss counted as"
-    " layers; any: the best of all cuts for each of up to 20 plans, where the launcher takes layout strings, in seconds"
-    " instead of tenths, for plans 0 to 6 % faster on the benchmark's problems; auto: listed, or any where no listed"
-    " cut is legal. recompute=block takes listed cuts in any case.",
+    " layers; any: for each of up to 20 plans the best of all cuts whose chunks hold half to twice the even share and"
+    " are alike within a rank but for one layer, the fuller ones first or last on all ranks (docs/solver.md), where"
+    " the launcher takes layout strings, in seconds instead of tenths, for plans 0 to 6 % faster on the benchmark's"
+    " problems; auto: listed, or any where no listed cut is legal. recompute=block takes listed cuts in any case.",
 )
 @click.option(
     "--within",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from parsolve.commands.options import OPTIMIZERS, PRECISIONS
+from parsolve.errors import SpecError
 
 if TYPE_CHECKING:
     from parsolve.commands.output import Output
@@ -40,7 +42,10 @@ def read_today(options: dict[str, Any]) -> Today | None:
         from parsolve.from_megatron import read_megatron
 
         version = options["framework_version"] or DEFAULT_VERSIONS["megatron"]
-        today = read_megatron(options["from_megatron"], cluster, model, _version(version))
+        try:
+            today = read_megatron(options["from_megatron"], cluster, model, _version(version))
+        except SpecError as error:
+            raise _in_file(options["from_megatron"], error) from None
         if options["config"]:
             raise click.UsageError("the configuration is on the line: leave out --config")
     else:
@@ -57,6 +62,14 @@ def read_today(options: dict[str, Any]) -> Today | None:
         options[name] = value
     options["config"] = today.config
     return today
+
+
+def _in_file(source: str, error: SpecError) -> SpecError:
+    """The error with the file that was read, if it was one."""
+    where = error.where or ""
+    if not os.path.isfile(source) or where.startswith(source):
+        return error
+    return SpecError(error.message, f"{source}: {where}" if where else source)
 
 
 def _need(options: dict[str, Any], *names: str) -> None:
@@ -92,8 +105,11 @@ def better(problem: Problem, checked: Result, output: Output) -> dict[str, Any] 
     from parsolve.api import solve
     from parsolve.render.text import seconds
     from parsolve.render.words import config_text
+    from parsolve.splits import classify
 
-    found = solve(problem, top=1, time_limit=COMPARE_S)
+    layers, schedule = checked.plans[0].config.layers_per_stage, problem.workload.schedule
+    unequal = classify(layers, problem.model.num_layers, schedule) == "layout"
+    found = solve(problem, top=1, time_limit=COMPARE_S, cuts="any" if unequal else "auto")
     if not found.plans:
         infeasible = found.status == "infeasible"
         output.note("better", "nothing is legal here" if infeasible else f"nothing found in {COMPARE_S:.0f} s")
@@ -103,7 +119,8 @@ def better(problem: Problem, checked: Result, output: Output) -> dict[str, Any] 
     now, then = (e.time_per_token_s if per_token else e.step_time_s for e in (today, plan.estimate))
     config = plan.config.to_json()
     relation = f"{now / then:.2f} times as fast" if now > 1.005 * then else "no faster than today's"
-    text = config_text(config, problem.workload.schedule)
+    text = config_text(config, schedule)
     best = "the best plan" if found.status == "optimal" else f"the best plan found in {COMPARE_S:.0f} s"
+    best += "" if found.solver["all_cuts"] else " with cuts as listed"
     output.note("better", f"{best} takes {seconds(plan.estimate.step_time_s)} a step, {relation}: {text}")
     return {"config": config, "step_time_s": plan.estimate.step_time_s, "speedup": now / then, "status": found.status}

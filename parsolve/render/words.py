@@ -177,8 +177,8 @@ def _space(data: Data) -> str:
 
 
 _CUTS = {
-    "any": "; any cut of the layers into chunks of half to twice the even share, alike but for one layer within a rank "
-    "(the first and last chunk may hold fewer)",
+    "any": "; all cuts of the layers into chunks of half to twice the even share, alike within a rank but for one "
+    "layer, the fuller chunks first on all ranks or last on all (the first and last chunk may hold fewer)",
     "first any": "; any cut of the layers for the first 20 plans, cuts as listed for the others",
     "listed": "; cuts of the layers as listed: equal chunks and the launcher's simple unequal forms",
 }
@@ -207,7 +207,8 @@ def conflict(data: Data) -> list[str]:
     if found["relaxations"]:
         lines.append("what would help:")
     for change in found["relaxations"]:
-        step = f", then {seconds(change['step_time_s'])} a step" if change["step_time_s"] is not None else ""
+        most = "at most " if data["solver"].get("cuts") == "any" else ""  # its cuts are as listed
+        step = f", then {most}{seconds(change['step_time_s'])} a step" if change["step_time_s"] is not None else ""
         lines.append(f"- {clean(change['change'])} (drops {clean(change['drops'])}){step}")
     return lines
 
