@@ -37,8 +37,8 @@ MAX_ROWS = 1_000_000
 """Configurations joined at once; more than that are not proven."""
 MAX_STARTS, FEW_STARTS = 150, 10
 """Configurations whose likely cuts are tried first, while the list is not full, and when it is."""
-LIKELY = 32
-"""Configurations whose likely cuts are evaluated before the cheapest are tried."""
+LOOK_AT, LIKELY = 100, 32
+"""Configurations, the lowest bounds first, whose likely cuts are looked at, and of them evaluated along own paths."""
 NO_BOUND = 1e3
 """Without any plan so far, cuts up to this many times the configuration's bound are looked for."""
 
@@ -128,7 +128,10 @@ class AnyCut:
 
     def _start(self, rows: Open) -> None:
         """Likely cuts of the most promising configurations: a short list to beat, and an order to go on in."""
-        promising = most_promising(self.p, rows.linear, rows.times, rows.table.values, self.paths, LIKELY)
+        some = rows.by_bound[:LOOK_AT]
+        part = (rows.linear.rows(some), rows.times.rows(some), rows.table.keep(some).values)
+        looked_at = most_promising(self.p, *part, self.paths, LIKELY)
+        promising = [likely._replace(row=int(some[likely.row])) for likely in looked_at]
         tried: list[tuple[float, int]] = []
         for cost, i, shape, counts in promising:
             full = self.search.best.worst < math.inf
