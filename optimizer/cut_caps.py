@@ -156,7 +156,6 @@ def in_flight(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
     return np.asarray((moments(shape, rank).astype(float) @ sizes.T.astype(float)).max(axis=0))
 
 
-@lru_cache(maxsize=4096)
 def _least_held(layers: int, shape: Shape, rank: int, apart: bool) -> Array:
     """One rank's part of ``_Ranks.held``."""
     least = np.full(layers + 1, math.inf)
